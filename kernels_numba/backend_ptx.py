@@ -18,6 +18,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
 
+from kernels_numba.words import word_maker
+
+word = word_maker(intrinsic)
+
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 WORDS2, WORDS4, FLOATS4, FLOATS2 = (
     types.UniTuple(types.uint32, 2),
@@ -46,25 +50,16 @@ def _assembly(
     return builder.call(code, arguments, attrs=("convergent",) if together else ())
 
 
-def _address(builder, base, offset, offset_type):
-    """base + offset, an offset of any integer width."""
-    if offset.type.width < 64:
-        widen = builder.sext if offset_type.signed else builder.zext
-        offset = widen(offset, I64)
-    return builder.add(base, offset)
-
-
 def _shared_address(context, builder, array_type, array, index):
-    """The 32-bit address within shared memory of chunk `index`."""
+    """The 32-bit address within shared memory of chunk `index`, 32 bits too."""
     data = context.make_array(array_type)(context, builder, array).data
     start = builder.ptrtoint(builder.addrspacecast(data, ir.IntType(8).as_pointer(3)), I32)
-    index = builder.trunc(index, I32) if index.type.width > 32 else index
     return builder.add(start, builder.shl(index, I32(4)))
 
 
-def _as_tuple(context, builder, kind, struct):
+def _as_tuple(builder, count: int, struct):
     """The fields of a PTX instruction's result as a Numba tuple."""
-    return cgutils.pack_array(builder, [builder.extract_value(struct, i) for i in range(kind.count)])
+    return cgutils.pack_array(builder, [builder.extract_value(struct, i) for i in range(count)])
 
 
 def _fields(count: int, kind: Any) -> Any:
@@ -74,33 +69,25 @@ def _fields(count: int, kind: Any) -> Any:
 def _wide_loader(name: str, kind: Any, line: str):
     """A load of several words from aligned global memory at address + byte offset."""
 
-    def typed(typing_context, base, offset):
-        def generate(context, builder, signature, arguments):
-            at = _address(builder, *arguments, signature.args[1])
-            constraints = "=r," * kind.count + "l"
-            loaded = _assembly(builder, line, _fields(kind.count, I32), constraints, [at])
-            return _as_tuple(context, builder, kind, loaded)
+    @word(kind(types.int64, types.int64), name)
+    def load(builder, base, offset):
+        constraints, fields = "=r," * kind.count + "l", _fields(kind.count, I32)
+        loaded = _assembly(builder, line, fields, constraints, [builder.add(base, offset)])
+        return _as_tuple(builder, kind.count, loaded)
 
-        return kind(types.int64, offset), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return load
 
 
 def _wide_storer(name: str, kind: Any, line: str):
     """A store of several words to aligned global memory at address + byte offset."""
 
-    def typed(typing_context, base, offset, words):
-        def generate(context, builder, signature, arguments):
-            at = _address(builder, arguments[0], arguments[1], signature.args[1])
-            parts = [builder.extract_value(arguments[2], i) for i in range(kind.count)]
-            _assembly(builder, line, ir.VoidType(), "l" + ",r" * kind.count, [at, *parts])
-            return context.get_dummy_value()
+    @word(types.void(types.int64, types.int64, kind), name)
+    def store(builder, base, offset, words):
+        parts = [builder.extract_value(words, i) for i in range(kind.count)]
+        constraints = "l" + ",r" * kind.count
+        _assembly(builder, line, ir.VoidType(), constraints, [builder.add(base, offset), *parts])
 
-        return types.void(types.int64, offset, kind), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return store
 
 
 load8 = _wide_loader("load8", WORDS2, "ld.global.v2.u32 {$0, $1}, [$2];")
@@ -112,30 +99,21 @@ store16 = _wide_storer("store16", WORDS4, "st.global.v4.u32 [$0], {$1, $2, $3, $
 def _loader(name: str, result, line: str, kind: Any, constraint: str):
     """A load of one number from global memory at address + byte offset."""
 
-    def typed(typing_context, base, offset):
-        def generate(context, builder, signature, arguments):
-            at = _address(builder, *arguments, signature.args[1])
-            return _assembly(builder, line, kind, f"={constraint},l", [at])
+    @word(result(types.int64, types.int64), name)
+    def load(builder, base, offset):
+        return _assembly(builder, line, kind, f"={constraint},l", [builder.add(base, offset)])
 
-        return result(types.int64, offset), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return load
 
 
 def _storer(name: str, value_type, line: str, constraint: str):
     """A store of one number to global memory at address + byte offset."""
 
-    def typed(typing_context, base, offset, value):
-        def generate(context, builder, signature, arguments):
-            at = _address(builder, arguments[0], arguments[1], signature.args[1])
-            _assembly(builder, line, ir.VoidType(), f"l,{constraint}", [at, arguments[2]])
-            return context.get_dummy_value()
+    @word(types.void(types.int64, types.int64, value_type), name)
+    def store(builder, base, offset, value):
+        _assembly(builder, line, ir.VoidType(), f"l,{constraint}", [builder.add(base, offset), value])
 
-        return types.void(types.int64, offset, value_type), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return store
 
 
 load_int32 = _loader("load_int32", types.int32, "ld.global.s32 $0, [$1];", I32, "r")
@@ -151,73 +129,47 @@ store_bfloat16 = _storer("store_bfloat16", types.float32, _NARROWED.format("bf16
 store_float16 = _storer("store_float16", types.float32, _NARROWED.format("f16"), "f")
 
 
-@intrinsic
-def divide(typing_context, dividend, divisor):
+@word(types.int32(types.int32, types.int32))
+def divide(builder, dividend, divisor):
     """dividend // divisor of numbers from 0 to 2**31 - 1, in 32 bits: a quarter of the work of 64."""
-
-    def generate(context, builder, signature, arguments):
-        short = [builder.trunc(a, I32) if a.type.width > 32 else a for a in arguments]
-        return builder.udiv(*short)
-
-    return types.int32(dividend, divisor), generate
+    return builder.udiv(dividend, divisor)
 
 
-@intrinsic
-def exp2(typing_context, power):
+@word(types.float32(types.float32))
+def exp2(builder, power):
     """2 ** power in float32, the hardware's approximation (relative error 2**-22); 0 below -126."""
-
-    def generate(context, builder, signature, arguments):
-        return _assembly(builder, "ex2.approx.ftz.f32 $0, $1;", F32, "=f,f", arguments, fixed=False)
-
-    return types.float32(types.float32), generate
+    return _assembly(builder, "ex2.approx.ftz.f32 $0, $1;", F32, "=f,f", [power], fixed=False)
 
 
-@intrinsic
-def float32_single(typing_context, word):
+@word(types.UniTuple(types.float32, 1)(types.uint32))
+def float32_single(builder, word):
     """The float32 of a word, as a tuple of one: the twin of the 16-bit pairs."""
-
-    def generate(context, builder, signature, arguments):
-        return cgutils.pack_array(builder, [builder.bitcast(arguments[0], F32)])
-
-    return types.UniTuple(types.float32, 1)(types.uint32), generate
+    return cgutils.pack_array(builder, [builder.bitcast(word, F32)])
 
 
-@intrinsic
-def bfloat16_pair(typing_context, word):
+@word(FLOATS2(types.uint32))
+def bfloat16_pair(builder, word):
     """Two float32 from the two bfloat16 of a word, the lower half first."""
-
-    def generate(context, builder, signature, arguments):
-        word = arguments[0]
-        halves = builder.shl(word, I32(16)), builder.and_(word, I32(0xFFFF0000))
-        return cgutils.pack_array(builder, [builder.bitcast(half, F32) for half in halves])
-
-    return FLOATS2(types.uint32), generate
+    halves = builder.shl(word, I32(16)), builder.and_(word, I32(0xFFFF0000))
+    return cgutils.pack_array(builder, [builder.bitcast(half, F32) for half in halves])
 
 
-@intrinsic
-def float16_pair(typing_context, word):
+@word(FLOATS2(types.uint32))
+def float16_pair(builder, word):
     """Two float32 from the two float16 of a word, the lower half first."""
-
-    def generate(context, builder, signature, arguments):
-        word = arguments[0]
-        halves = [builder.trunc(w, ir.IntType(16)) for w in (word, builder.lshr(word, I32(16)))]
-        floats = [builder.fpext(builder.bitcast(half, ir.HalfType()), F32) for half in halves]
-        return cgutils.pack_array(builder, floats)
-
-    return FLOATS2(types.uint32), generate
+    halves = [builder.trunc(w, ir.IntType(16)) for w in (word, builder.lshr(word, I32(16)))]
+    floats = [builder.fpext(builder.bitcast(half, ir.HalfType()), F32) for half in halves]
+    return cgutils.pack_array(builder, floats)
 
 
 def _packer(name: str, line: str):
     """Two float32 to one word of 16-bit floats, rounded to the nearest even, the first in the lower half."""
 
-    def typed(typing_context, low, high):
-        def generate(context, builder, signature, arguments):
-            return _assembly(builder, line, I32, "=r,f,f", arguments, fixed=False)
+    @word(types.uint32(types.float32, types.float32), name)
+    def pack(builder, low, high):
+        return _assembly(builder, line, I32, "=r,f,f", [low, high], fixed=False)
 
-        return types.uint32(types.float32, types.float32), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return pack
 
 
 pack_bfloat16 = _packer("pack_bfloat16", "cvt.rn.bf16x2.f32 $0, $2, $1;")
@@ -228,20 +180,15 @@ def _shuffle(builder, value, mode: str, lane):
     """One exchange of 32 bits within the warp."""
     is_float = isinstance(value.type, ir.FloatType)
     bits = builder.bitcast(value, I32) if is_float else value
-    lane = builder.trunc(lane, I32) if lane.type.width > 32 else lane
     line = f"shfl.sync.{mode}.b32 $0, $1, $2, 31, {FULL_WARP};"
     moved = _assembly(builder, line, I32, "=r,r,r", [bits, lane], together=True)
     return builder.bitcast(moved, F32) if is_float else moved
 
 
-@intrinsic
-def broadcast(typing_context, value, lane):
+@word(lambda value, lane: value(value, types.int32))
+def broadcast(builder, value, lane):
     """The 32-bit `value` that `lane` of the warp has; each lane may ask for another. All lanes must call."""
-
-    def generate(context, builder, signature, arguments):
-        return _shuffle(builder, arguments[0], "idx", arguments[1])
-
-    return value(value, lane), generate
+    return _shuffle(builder, value, "idx", lane)
 
 
 def _reducer(name: str, combine):
@@ -277,14 +224,11 @@ warp_max = _reducer("warp_max", _larger)
 def _binary(name: str, instruction: str):
     """A float32 of two, in one instruction: nothing that the compiler may fuse with its neighbours."""
 
-    def typed(typing_context, a, b):
-        def generate(context, builder, signature, arguments):
-            return _assembly(builder, f"{instruction} $0, $1, $2;", F32, "=f,f,f", arguments, fixed=False)
+    @word(types.float32(types.float32, types.float32), name)
+    def combine(builder, a, b):
+        return _assembly(builder, f"{instruction} $0, $1, $2;", F32, "=f,f,f", [a, b], fixed=False)
 
-        return types.float32(types.float32, types.float32), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return combine
 
 
 larger = _binary("larger", "max.f32")
@@ -294,35 +238,22 @@ times, plus = _binary("times", "mul.rn.f32"), _binary("plus", "add.rn.f32")
 quotient = _binary("quotient", "div.rn.f32")
 
 
-@intrinsic
-def fused(typing_context, a, b, c):
+@word(types.float32(types.float32, types.float32, types.float32))
+def fused(builder, a, b, c):
     """a * b + c in float32, rounded once."""
-
-    def generate(context, builder, signature, arguments):
-        line = "fma.rn.f32 $0, $1, $2, $3;"
-        return _assembly(builder, line, F32, "=f,f,f,f", arguments, fixed=False)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
+    return _assembly(builder, "fma.rn.f32 $0, $1, $2, $3;", F32, "=f,f,f,f", [a, b, c], fixed=False)
 
 
-@intrinsic
-def as_bits(typing_context, value):
+@word(types.uint32(types.float32))
+def as_bits(builder, value):
     """The bits of a float32, as uint32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], I32)
-
-    return types.uint32(types.float32), generate
+    return builder.bitcast(value, I32)
 
 
-@intrinsic
-def as_float(typing_context, bits):
+@word(types.float32(types.uint32))
+def as_float(builder, bits):
     """The float32 whose bits are the uint32 `bits`."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], F32)
-
-    return types.float32(types.uint32), generate
+    return builder.bitcast(bits, F32)
 
 
 @intrinsic
@@ -331,25 +262,20 @@ def copy_async(typing_context, target, chunk, base, offset, bytes_there):
     bytes_there 0 reads nothing and writes zeros."""
 
     def generate(context, builder, signature, arguments):
-        to = _shared_address(context, builder, signature.args[0], arguments[0], arguments[1])
-        at = _address(builder, arguments[2], arguments[3], signature.args[3])
-        count = builder.trunc(arguments[4], I32) if arguments[4].type.width > 32 else arguments[4]
+        array, chunk, base, offset, count = arguments
+        to = _shared_address(context, builder, target, array, chunk)
         line = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-        _assembly(builder, line, ir.VoidType(), "r,l,r,~{memory}", [to, at, count])
+        places = [to, builder.add(base, offset), count]
+        _assembly(builder, line, ir.VoidType(), "r,l,r,~{memory}", places)
         return context.get_dummy_value()
 
-    return types.void(target, chunk, types.int64, offset, bytes_there), generate
+    return types.void(target, types.int32, types.int64, types.int64, types.int32), generate
 
 
-@intrinsic
-def copy_commit(typing_context):
+@word(types.void())
+def copy_commit(builder):
     """Ends a group of copy_async."""
-
-    def generate(context, builder, signature, arguments):
-        _assembly(builder, "cp.async.commit_group;", ir.VoidType(), "~{memory}", [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    _assembly(builder, "cp.async.commit_group;", ir.VoidType(), "~{memory}", [])
 
 
 @intrinsic
@@ -371,13 +297,13 @@ def _matrix_loader(name: str, suffix: str):
 
     def typed(typing_context, source, chunk):
         def generate(context, builder, signature, arguments):
-            at = _shared_address(context, builder, signature.args[0], *arguments)
+            at = _shared_address(context, builder, source, *arguments)
             line = f"ldmatrix.sync.aligned.m8n8.x4{suffix}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
             constraints = "=r,=r,=r,=r,r,~{memory}"
             loaded = _assembly(builder, line, _fields(4, I32), constraints, [at], together=True)
-            return _as_tuple(context, builder, WORDS4, loaded)
+            return _as_tuple(builder, 4, loaded)
 
-        return WORDS4(source, chunk), generate
+        return WORDS4(source, types.int32), generate
 
     typed.__name__ = name
     return intrinsic(typed)
@@ -396,24 +322,19 @@ def _multiplier(name: str, element: str):
     B: rows c, c + 1 of column q, then rows c + 8, c + 9. Sums: row q at columns c, c + 1, then row q + 8.
     """
 
-    def typed(typing_context, sums, a0, a1, a2, a3, b0, b1):
-        def generate(context, builder, signature, arguments):
-            before = [builder.extract_value(arguments[0], i) for i in range(4)]
-            line = (
-                f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32 "
-                "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
-            )
-            constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
-            factors = [*arguments[1:], *before]
-            after = _assembly(
-                builder, line, _fields(4, F32), constraints, factors, fixed=False, together=True
-            )
-            return _as_tuple(context, builder, FLOATS4, after)
+    @word(FLOATS4(FLOATS4, *[types.uint32] * 6), name)
+    def multiply(builder, sums, a0, a1, a2, a3, b0, b1):
+        before = [builder.extract_value(sums, i) for i in range(4)]
+        line = (
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32 "
+            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        )
+        constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+        factors = [a0, a1, a2, a3, b0, b1, *before]
+        after = _assembly(builder, line, _fields(4, F32), constraints, factors, fixed=False, together=True)
+        return _as_tuple(builder, 4, after)
 
-        return FLOATS4(FLOATS4, *[types.uint32] * 6), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+    return multiply
 
 
 mma_bfloat16 = _multiplier("mma_bfloat16", "bf16")

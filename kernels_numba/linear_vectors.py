@@ -12,6 +12,7 @@ docs/explain/paged-attention.md.
 from __future__ import annotations
 
 from kernels_numba import vectors
+from kernels_numba.numerics import word
 from kernels_numba.vectors import BYTE, FLOAT, INT, LONG, Vector, load_value, same, shuffle, store_value
 
 from llvmlite import ir  # isort: skip
@@ -33,27 +34,19 @@ def _as_floats(builder, small):
     return builder.sitofp(builder.sext(small, ir.VectorType(INT, LANES)), floats.llvm)
 
 
-@intrinsic
-def load_floats(typing_context, address):
+@word(types.UniTuple(floats, PARTS)(types.int64))
+def load_floats(builder, address):
     """STEP float32 from a byte address."""
-
-    def generate(context, builder, signature, arguments):
-        parts = [load_value(builder, arguments[0], floats.llvm, 4 * LANES * part) for part in range(PARTS)]
-        return cgutils.pack_array(builder, parts)
-
-    return types.UniTuple(floats, PARTS)(types.int64), generate
+    parts = [load_value(builder, address, floats.llvm, 4 * LANES * part) for part in range(PARTS)]
+    return cgutils.pack_array(builder, parts)
 
 
-@intrinsic
-def load_int8(typing_context, address):
+@word(types.UniTuple(floats, PARTS)(types.int64))
+def load_int8(builder, address):
     """STEP int8 from a byte address, as floats."""
-
-    def generate(context, builder, signature, arguments):
-        kind = ir.VectorType(BYTE, LANES)
-        loaded = [load_value(builder, arguments[0], kind, LANES * part) for part in range(PARTS)]
-        return cgutils.pack_array(builder, [_as_floats(builder, small) for small in loaded])
-
-    return types.UniTuple(floats, PARTS)(types.int64), generate
+    kind = ir.VectorType(BYTE, LANES)
+    loaded = [load_value(builder, address, kind, LANES * part) for part in range(PARTS)]
+    return cgutils.pack_array(builder, [_as_floats(builder, small) for small in loaded])
 
 
 @intrinsic(prefer_literal=True)
@@ -82,54 +75,33 @@ def load_nibbles(typing_context, address, zero):
     return None
 
 
-@intrinsic
-def load_index(typing_context, address):
+@word(types.int64(types.int64))
+def load_index(builder, address):
     """One uint16 from a byte address, as int64."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.zext(load_value(builder, arguments[0], ir.IntType(16)), LONG)
-
-    return types.int64(types.int64), generate
+    return builder.zext(load_value(builder, address, ir.IntType(16)), LONG)
 
 
-@intrinsic
-def keep(typing_context, array):
+@word(lambda array: types.void(array))
+def keep(builder, array):
     """Use an array, so that it lives until here: Numba frees one after its last use, its address no use."""
 
-    def generate(context, builder, signature, arguments):
-        return context.get_dummy_value()
 
-    return types.void(array), generate
-
-
-@intrinsic
-def load_float(typing_context, address):
+@word(types.float32(types.int64))
+def load_float(builder, address):
     """One float32 from a byte address."""
-
-    def generate(context, builder, signature, arguments):
-        return load_value(builder, arguments[0], FLOAT)
-
-    return types.float32(types.int64), generate
+    return load_value(builder, address, FLOAT)
 
 
-@intrinsic
-def load_byte(typing_context, address):
+@word(types.float32(types.int64))
+def load_byte(builder, address):
     """One int8 from a byte address, as float32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.sitofp(load_value(builder, arguments[0], BYTE), FLOAT)
-
-    return types.float32(types.int64), generate
+    return builder.sitofp(load_value(builder, address, BYTE), FLOAT)
 
 
-@intrinsic
-def _pointer(typing_context, address):
+@word(types.CPointer(types.float32)(types.int64))
+def _pointer(builder, address):
     """A byte address as a pointer to float32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], FLOAT.as_pointer())
-
-    return types.CPointer(types.float32)(types.int64), generate
+    return builder.inttoptr(address, FLOAT.as_pointer())
 
 
 @register_jitable
@@ -144,16 +116,12 @@ LINE_BYTES = 64
 def prefetching(nearness, nbytes=LINE_BYTES):
     """A word that asks for the cache lines of bytes from any address on; nothing waits for them."""
 
-    @intrinsic
-    def prefetch(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            for line in range(0, nbytes, LINE_BYTES):
-                place = builder.add(arguments[0], LONG(line))
-                pointer = builder.inttoptr(place, BYTE.as_pointer())
-                vectors.prefetch_pointer(builder, pointer, nearness)
-            return context.get_dummy_value()
-
-        return types.void(types.int64), generate
+    @word(types.void(types.int64))
+    def prefetch(builder, address):
+        for line in range(0, nbytes, LINE_BYTES):
+            place = builder.add(address, LONG(line))
+            pointer = builder.inttoptr(place, BYTE.as_pointer())
+            vectors.prefetch_pointer(builder, pointer, nearness)
 
     return prefetch
 
@@ -165,57 +133,45 @@ prefetch_second = prefetching(SECOND)
 """To the second cache, for a kernel that fills the first with what it makes of the weights."""
 
 
-@intrinsic
-def store_floats(typing_context, address, tile):
+@word(lambda address, tile: types.void(types.int64, tile))
+def store_floats(builder, address, tile):
     """Vectors, as float32 in a row, to a byte address."""
-
-    def generate(context, builder, signature, arguments):
-        for i, part in enumerate(cgutils.unpack_tuple(builder, arguments[1])):
-            store_value(builder, arguments[0], part, 4 * LANES * i)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, tile), generate
+    for i, part in enumerate(cgutils.unpack_tuple(builder, tile)):
+        store_value(builder, address, part, 4 * LANES * i)
 
 
-@intrinsic
-def store_float(typing_context, address, value):
+@word(types.void(types.int64, types.float32))
+def store_float(builder, address, value):
     """One float32 to a byte address."""
-
-    def generate(context, builder, signature, arguments):
-        store_value(builder, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), generate
+    store_value(builder, address, value)
 
 
-def _each(operation):
-    """An intrinsic body: a tuple of vectors and a scalar -> the operation on every lane of each vector."""
-
-    def body(typing_context, tile, scalar):
-        def generate(context, builder, signature, arguments):
-            other = vectors.spread_value(builder, arguments[1], LANES)
-            parts = cgutils.unpack_tuple(builder, arguments[0])
-            return cgutils.pack_array(builder, [getattr(builder, operation)(part, other) for part in parts])
-
-        return tile(tile, types.float32), generate
-
-    return body
+def _each(builder, operation, tile, scalar):
+    """The operation on every lane of each vector of a tile and the scalar."""
+    other = vectors.spread_value(builder, scalar, LANES)
+    return cgutils.pack_array(
+        builder, [operation(part, other) for part in cgutils.unpack_tuple(builder, tile)]
+    )
 
 
-@intrinsic
-def multiply_each(typing_context, tile, scalar):
+def _of_each(tile, scalar):
+    return tile(tile, types.float32)
+
+
+@word(_of_each)
+def multiply_each(builder, tile, scalar):
     """Every lane of every vector times the scalar, rounded."""
-    return _each("fmul")(typing_context, tile, scalar)
+    return _each(builder, builder.fmul, tile, scalar)
 
 
-@intrinsic
-def add_each(typing_context, tile, scalar):
+@word(_of_each)
+def add_each(builder, tile, scalar):
     """Every lane of every vector plus the scalar, rounded."""
-    return _each("fadd")(typing_context, tile, scalar)
+    return _each(builder, builder.fadd, tile, scalar)
 
 
-@intrinsic
-def multiply_add(typing_context, sums, weights, address, step):
+@word(lambda sums, weights, address, step: sums(sums, weights, types.int64, types.int64))
+def multiply_add(builder, sums, weights, address, step):
     """sums[c * rows + r] += weights of row r times the STEP floats at address + c * step.
 
     sums      rows * columns vectors
@@ -224,36 +180,26 @@ def multiply_add(typing_context, sums, weights, address, step):
 
     A product and a sum are rounded once, together.
     """
-    rows = weights.count // PARTS
-    columns = sums.count // rows
-
-    def generate(context, builder, signature, arguments):
-        totals, factors = (cgutils.unpack_tuple(builder, argument) for argument in arguments[:2])
-        column = arguments[2]
-        for c in range(columns):
-            for part in range(PARTS):
-                values = load_value(builder, column, floats.llvm, 4 * LANES * part)
-                for row in range(rows):
-                    at, weight = c * rows + row, factors[row * PARTS + part]
-                    totals[at] = vectors.multiply_add_values(builder, weight, values, totals[at])
-            column = builder.add(column, arguments[3])
-        return cgutils.pack_array(builder, totals)
-
-    return sums(sums, weights, types.int64, types.int64), generate
+    totals, factors = (cgutils.unpack_tuple(builder, tile) for tile in (sums, weights))
+    rows = len(factors) // PARTS
+    column = address
+    for c in range(len(totals) // rows):
+        for part in range(PARTS):
+            values = load_value(builder, column, floats.llvm, 4 * LANES * part)
+            for row in range(rows):
+                at, weight = c * rows + row, factors[row * PARTS + part]
+                totals[at] = vectors.multiply_add_values(builder, weight, values, totals[at])
+        column = builder.add(column, step)
+    return cgutils.pack_array(builder, totals)
 
 
-@intrinsic
-def store_sums(typing_context, tile, address):
+@word(lambda tile, address: types.void(tile, types.int64))
+def store_sums(builder, tile, address):
     """The sum of the lanes of each vector, as so many float32 in a row at a byte address; a multiple of 4."""
-
-    def generate(context, builder, signature, arguments):
-        parts = cgutils.unpack_tuple(builder, arguments[0])
-        for first in range(0, len(parts), 4):
-            sums = vectors.sums_of_four(builder, parts[first : first + 4])
-            store_value(builder, arguments[1], sums, 4 * first)
-        return context.get_dummy_value()
-
-    return types.void(tile, types.int64), generate
+    parts = cgutils.unpack_tuple(builder, tile)
+    for first in range(0, len(parts), 4):
+        sums = vectors.sums_of_four(builder, parts[first : first + 4])
+        store_value(builder, address, sums, 4 * first)
 
 
 @intrinsic

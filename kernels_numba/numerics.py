@@ -16,65 +16,47 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.runtime import PART, njit
+from kernels_numba.words import word_maker
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip
 from numba.core import cgutils  # isort: skip
 from numba.extending import intrinsic, overload  # isort: skip
 
+word = word_maker(intrinsic)
 
-@intrinsic
-def bits_to_float(typing_context, bits):
+
+@word(types.float32(types.uint32))
+def bits_to_float(builder, bits):
     """The float32 whose bits are the uint32 `bits`."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
+    return builder.bitcast(bits, ir.FloatType())
 
 
-@intrinsic
-def float_to_bits(typing_context, value):
+@word(types.uint32(types.float32))
+def float_to_bits(builder, value):
     """The bits of a float32, as uint32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
+    return builder.bitcast(value, ir.IntType(32))
 
 
-@intrinsic
-def half_to_float(typing_context, bits):
+@word(types.float32(types.int16))
+def half_to_float(builder, bits):
     """The float32 of a float16 whose bits are the int16 `bits`; one instruction for eight (F16C, NEON)."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.int16), generate
+    return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
 
 
-@intrinsic
-def float_to_half(typing_context, value):
+@word(types.int16(types.float32))
+def float_to_half(builder, value):
     """The bits, as int16, of the float16 nearest to a float32, ties to even."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.int16(types.float32), generate
+    return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
 
 
-@intrinsic
-def copy_bytes(typing_context, target, source, count):
+@word(types.void(types.int64, types.int64, types.int64))
+def copy_bytes(builder, target, source, count):
     """memcpy: `count` bytes from address `source` to address `target`; they must not overlap."""
-
-    def generate(context, builder, signature, arguments):
-        byte_pointer = ir.IntType(8).as_pointer()
-        to = builder.inttoptr(arguments[0], byte_pointer)
-        of = builder.inttoptr(arguments[1], byte_pointer)
-        cgutils.raw_memcpy(builder, to, of, arguments[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    byte_pointer = ir.IntType(8).as_pointer()
+    to = builder.inttoptr(target, byte_pointer)
+    of = builder.inttoptr(source, byte_pointer)
+    cgutils.raw_memcpy(builder, to, of, count, 1)
 
 
 @intrinsic

@@ -12,13 +12,12 @@ MB with two threads takes two thirds of the time that it takes with memcpy.
 
 from __future__ import annotations
 
-from kernels_numba.numerics import copy_bytes
+from kernels_numba.numerics import copy_bytes, word
 from kernels_numba.runtime import PART, njit
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip
 from numba.core import cgutils  # isort: skip
-from numba.extending import intrinsic  # isort: skip
 
 LINE = 64
 """Bytes of a cache line: a non-temporal store pays when it fills whole lines."""
@@ -27,32 +26,21 @@ _WORD = ir.IntType(64)
 _VECTOR = ir.VectorType(_WORD, LINE // 8)
 
 
-@intrinsic
-def _stream_lines(typing_context, target, source, count):
+@word(types.void(types.int64, types.int64, types.int64))
+def _stream_lines(builder, target, source, count):
     """`count` bytes, whole lines, from address `source` to address `target`, where a line begins."""
-
-    def generate(context, builder, signature, arguments):
-        to, of, size = arguments
-        hint = builder.module.add_metadata([ir.IntType(32)(1)])
-        with cgutils.for_range_slice(builder, _WORD(0), size, _WORD(LINE)) as (offset, _):
-            pointer = builder.inttoptr(builder.add(of, offset), _VECTOR.as_pointer())
-            line = builder.load(pointer, align=1)
-            pointer = builder.inttoptr(builder.add(to, offset), _VECTOR.as_pointer())
-            builder.store(line, pointer, align=LINE).set_metadata("nontemporal", hint)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    hint = builder.module.add_metadata([ir.IntType(32)(1)])
+    with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(LINE)) as (offset, _):
+        pointer = builder.inttoptr(builder.add(source, offset), _VECTOR.as_pointer())
+        line = builder.load(pointer, align=1)
+        pointer = builder.inttoptr(builder.add(target, offset), _VECTOR.as_pointer())
+        builder.store(line, pointer, align=LINE).set_metadata("nontemporal", hint)
 
 
-@intrinsic
-def fence(typing_context):
+@word(types.void())
+def fence(builder):
     """Everything stored so far, non-temporal stores included, is seen by others before what comes next."""
-
-    def generate(context, builder, signature, arguments):
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    builder.fence("seq_cst")
 
 
 @njit(**PART)

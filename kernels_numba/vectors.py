@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_numba.numerics import EXP2_FIT, EXP2_FLOOR  # first: it sets up Numba's cache folder
+from kernels_numba.numerics import EXP2_FIT, EXP2_FLOOR, word  # first: it sets up Numba's cache folder
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip
@@ -199,68 +199,56 @@ def spread(typing_context, number, lanes):
     return Vector("float32", lanes.literal_value)(types.float32, lanes), generate
 
 
-@intrinsic
-def plus(typing_context, a, b):
+@word(lambda a, b: a(a, b))
+def plus(builder, a, b):
     """a + b, by lanes."""
-    return a(a, b), lambda context, builder, signature, arguments: builder.fadd(*arguments)
+    return builder.fadd(a, b)
 
 
-@intrinsic
-def times(typing_context, a, b):
+@word(lambda a, b: a(a, b))
+def times(builder, a, b):
     """a * b, by lanes."""
-    return a(a, b), lambda context, builder, signature, arguments: builder.fmul(*arguments)
+    return builder.fmul(a, b)
 
 
-@intrinsic
-def fused(typing_context, a, b, c):
+@word(lambda a, b, c: a(a, b, c))
+def fused(builder, a, b, c):
     """a * b + c, rounded once: by lanes, or of three float32."""
-
-    def generate(context, builder, signature, arguments):
-        return multiply_add_values(builder, *arguments)
-
-    return a(a, b, c), generate
+    return multiply_add_values(builder, a, b, c)
 
 
-@intrinsic
-def larger(typing_context, a, b):
+@word(lambda a, b: a(a, b))
+def larger(builder, a, b):
     """Of each lane the larger one."""
-    return a(a, b), lambda context, builder, signature, arguments: _larger(builder, *arguments)
+    return _larger(builder, a, b)
 
 
-@intrinsic
-def largest(typing_context, vector):
+@word(lambda vector: types.float32(vector))
+def largest(builder, vector):
     """The largest lane, a float32."""
-
-    def generate(context, builder, signature, arguments):
-        (left,) = arguments
-        while left.type.count > 1:
-            half = left.type.count // 2
-            low, high = (shuffle(builder, left, left, range(first, first + half)) for first in (0, half))
-            left = _larger(builder, low, high)
-        return builder.extract_element(left, INT(0))
-
-    return types.float32(vector), generate
+    left = vector
+    while left.type.count > 1:
+        half = left.type.count // 2
+        low, high = (shuffle(builder, left, left, range(first, first + half)) for first in (0, half))
+        left = _larger(builder, low, high)
+    return builder.extract_element(left, INT(0))
 
 
-@intrinsic
-def exp2_of_difference(typing_context, a, b):
+@word(lambda a, b: a(a, b))
+def exp2_of_difference(builder, a, b):
     """2**(a - b), by lanes, where a <= b: what numerics.exp2_of_negative does."""
-
-    def generate(context, builder, signature, arguments):
-        x = builder.fsub(*arguments)
-        integers = ir.VectorType(INT, x.type.count)
-        tiny = builder.fcmp_ordered("<", x, same(x.type, EXP2_FLOOR))
-        x = builder.select(tiny, same(x.type, EXP2_FLOOR), x)
-        n = builder.fptosi(builder.fsub(x, same(x.type, 0.5)), integers)
-        f = builder.fsub(x, builder.sitofp(n, x.type))
-        power = same(x.type, EXP2_FIT[-1])
-        for coefficient in EXP2_FIT[-2::-1]:
-            power = builder.fadd(builder.fmul(power, f, flags=FUSE), same(x.type, coefficient), flags=FUSE)
-        exponent = builder.shl(n, same(integers, 23))
-        scaled = builder.bitcast(builder.add(builder.bitcast(power, integers), exponent), x.type)
-        return builder.select(tiny, same(x.type, 0.0), scaled)
-
-    return a(a, b), generate
+    x = builder.fsub(a, b)
+    integers = ir.VectorType(INT, x.type.count)
+    tiny = builder.fcmp_ordered("<", x, same(x.type, EXP2_FLOOR))
+    x = builder.select(tiny, same(x.type, EXP2_FLOOR), x)
+    n = builder.fptosi(builder.fsub(x, same(x.type, 0.5)), integers)
+    f = builder.fsub(x, builder.sitofp(n, x.type))
+    power = same(x.type, EXP2_FIT[-1])
+    for coefficient in EXP2_FIT[-2::-1]:
+        power = builder.fadd(builder.fmul(power, f, flags=FUSE), same(x.type, coefficient), flags=FUSE)
+    exponent = builder.shl(n, same(integers, 23))
+    scaled = builder.bitcast(builder.add(builder.bitcast(power, integers), exponent), x.type)
+    return builder.select(tiny, same(x.type, 0.0), scaled)
 
 
 @intrinsic(prefer_literal=True)
@@ -322,17 +310,13 @@ def spread_column(typing_context, array, index, rows, lanes):
     return tile(array, index, rows, lanes), generate
 
 
-@intrinsic
-def add_products(typing_context, tile, rows, columns):
+@word(lambda tile, rows, columns: tile(tile, rows, columns))
+def add_products(builder, tile, rows, columns):
     """tile[r * width + w] += rows[r] * columns[w], all lanes: each loaded vector is used many times."""
-
-    def generate(context, builder, signature, arguments):
-        sums, left, right = (cgutils.unpack_tuple(builder, argument) for argument in arguments)
-        products = [builder.fmul(a, b, flags=FUSE) for a in left for b in right]
-        added = [builder.fadd(c, ab, flags=FUSE) for c, ab in zip(sums, products)]
-        return cgutils.pack_array(builder, added)
-
-    return tile(tile, rows, columns), generate
+    sums, left, right = (cgutils.unpack_tuple(builder, each) for each in (tile, rows, columns))
+    products = [builder.fmul(a, b, flags=FUSE) for a in left for b in right]
+    added = [builder.fadd(c, ab, flags=FUSE) for c, ab in zip(sums, products)]
+    return cgutils.pack_array(builder, added)
 
 
 @intrinsic(prefer_literal=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kernels_numba.numerics import word
 from kernels_numba.vectors import (
     BYTE,
     FLOAT,
@@ -33,7 +34,6 @@ from kernels_numba.vectors import (
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip
 from numba.core import cgutils  # isort: skip
-from numba.extending import intrinsic  # isort: skip
 
 
 def _width() -> int:
@@ -67,16 +67,13 @@ def _joined(builder: Any, parts: Sequence[Any]) -> Any:
 def pair_of_nibbles(step: int) -> Any:
     """A word for PAIR_BLOCKS blocks of 16 bytes, `step` bytes apart: the low halves, and the high halves."""
 
-    @intrinsic
-    def load(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            piece = ir.VectorType(BYTE, 16)
-            pieces = [load_value(builder, arguments[0], piece, i * step) for i in range(PAIR_BLOCKS)]
-            pairs = _joined(builder, pieces)
-            halves = builder.and_(pairs, same(codes.llvm, 15)), builder.lshr(pairs, same(codes.llvm, 4))
-            return cgutils.pack_array(builder, halves)
-
-        return types.UniTuple(codes, 2)(types.int64), generate
+    @word(types.UniTuple(codes, 2)(types.int64))
+    def load(builder, address):
+        piece = ir.VectorType(BYTE, 16)
+        pieces = [load_value(builder, address, piece, i * step) for i in range(PAIR_BLOCKS)]
+        pairs = _joined(builder, pieces)
+        halves = builder.and_(pairs, same(codes.llvm, 15)), builder.lshr(pairs, same(codes.llvm, 4))
+        return cgutils.pack_array(builder, halves)
 
     return load
 
@@ -88,22 +85,19 @@ def pair_of_bytes(step: int) -> Any:
     the same lane of four bytes, and what belongs to a block can be added.
     """
 
-    @intrinsic
-    def load(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            piece, count = ir.VectorType(BYTE, 32), SIZE // 32
-            pieces = [load_value(builder, arguments[0], piece, i * step) for i in range(2 * count)]
-            words = ir.VectorType(LONG, SIZE // 8)
-            halves = (_joined(builder, part) for part in (pieces[:count], pieces[count:]))
-            a, b = (builder.bitcast(half, words) for half in halves)
-            results = []
-            for which in (0, 1):
-                lanes = [lane + which for j in range(0, words.count, 2) for lane in (j, j + words.count)]
-                both = builder.bitcast(shuffle(builder, a, b, lanes), codes.llvm)
-                results.append(builder.xor(both, same(codes.llvm, 128)))
-            return cgutils.pack_array(builder, results)
-
-        return types.UniTuple(codes, 2)(types.int64), generate
+    @word(types.UniTuple(codes, 2)(types.int64))
+    def load(builder, address):
+        piece, count = ir.VectorType(BYTE, 32), SIZE // 32
+        pieces = [load_value(builder, address, piece, i * step) for i in range(2 * count)]
+        words = ir.VectorType(LONG, SIZE // 8)
+        halves = (_joined(builder, part) for part in (pieces[:count], pieces[count:]))
+        a, b = (builder.bitcast(half, words) for half in halves)
+        results = []
+        for which in (0, 1):
+            lanes = [lane + which for j in range(0, words.count, 2) for lane in (j, j + words.count)]
+            both = builder.bitcast(shuffle(builder, a, b, lanes), codes.llvm)
+            results.append(builder.xor(both, same(codes.llvm, 128)))
+        return cgutils.pack_array(builder, results)
 
     return load
 
@@ -117,13 +111,10 @@ BYTE_BLOCKS = [lane // 8 + PAIR_BLOCKS // 2 * (lane % 4 // 2) for lane in range(
 def spread_over(blocks: Sequence[int]) -> Any:
     """A word for floats in a row, one a block: number blocks[i] of them in lane i."""
 
-    @intrinsic
-    def load(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            few = load_value(builder, arguments[0], ir.VectorType(FLOAT, max(blocks) + 1))
-            return shuffle(builder, few, few, blocks)
-
-        return floats(types.int64), generate
+    @word(floats(types.int64))
+    def load(builder, address):
+        few = load_value(builder, address, ir.VectorType(FLOAT, max(blocks) + 1))
+        return shuffle(builder, few, few, blocks)
 
     return load
 
@@ -131,18 +122,15 @@ def spread_over(blocks: Sequence[int]) -> Any:
 def scales(step: int, count: int) -> Any:
     """A word for `count` neighbouring float16 of LANES blocks, `step` bytes apart: vectors of float32."""
 
-    @intrinsic
-    def load(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            words = (_sorted_words if SIZE == 64 else _single_words)(builder, arguments[0], step, count)
-            results = []
-            for i in range(count):
-                part = shuffle(builder, words, words, range(LANES * i, LANES * (i + 1)))
-                halves = builder.bitcast(part, ir.VectorType(HALF, LANES))
-                results.append(builder.fpext(halves, floats.llvm))
-            return cgutils.pack_array(builder, results)
-
-        return types.UniTuple(floats, count)(types.int64), generate
+    @word(types.UniTuple(floats, count)(types.int64))
+    def load(builder, address):
+        words = (_sorted_words if SIZE == 64 else _single_words)(builder, address, step, count)
+        results = []
+        for i in range(count):
+            part = shuffle(builder, words, words, range(LANES * i, LANES * (i + 1)))
+            halves = builder.bitcast(part, ir.VectorType(HALF, LANES))
+            results.append(builder.fpext(halves, floats.llvm))
+        return cgutils.pack_array(builder, results)
 
     return load
 
@@ -177,12 +165,9 @@ def _single_words(builder: Any, address: Any, step: int, count: int) -> Any:
 
 
 def _loading(kind: Vector) -> Any:
-    @intrinsic
-    def load(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            return load_value(builder, arguments[0], kind.llvm)
-
-        return kind(types.int64), generate
+    @word(kind(types.int64))
+    def load(builder, address):
+        return load_value(builder, address, kind.llvm)
 
     return load
 
@@ -190,15 +175,10 @@ def _loading(kind: Vector) -> Any:
 load_codes, load_integers, load_floats = _loading(codes), _loading(integers), _loading(floats)
 
 
-@intrinsic
-def put_at(typing_context, address, vector):
+@word(lambda address, vector: types.void(types.int64, vector))
+def put_at(builder, address, vector):
     """Store a vector of any kind to a byte address."""
-
-    def generate(context, builder, signature, arguments):
-        store_value(builder, *arguments)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, vector), generate
+    store_value(builder, address, vector)
 
 
 def _add_dots(builder: Any, totals: Any, unsigned: Any, signed: Any) -> Any:
@@ -207,111 +187,84 @@ def _add_dots(builder: Any, totals: Any, unsigned: Any, signed: Any) -> Any:
     return call(builder, f"llvm.x86.avx512.vpdpbusd.{8 * SIZE}", integers.llvm, totals, *factors)
 
 
-@intrinsic
-def add_dots(typing_context, totals, unsigned, signed):
+@word(integers(integers, codes, codes))
+def add_dots(builder, totals, unsigned, signed):
     """totals + the sum of four products of bytes, in each lane."""
-
-    def generate(context, builder, signature, arguments):
-        return _add_dots(builder, *arguments)
-
-    return integers(integers, codes, codes), generate
+    return _add_dots(builder, totals, unsigned, signed)
 
 
-@intrinsic
-def corrections(typing_context, high, middle, low):
+@word(lambda high, middle, low: types.UniTuple(integers, 2)(high, middle, low))
+def corrections(builder, high, middle, low):
     """-128 times the sums of three pairs of limbs in a lane, as (upper, last): 65536 * upper + last.
 
     `upper` takes all of `middle` but a remainder, so that neither grows by more than what it corrects.
     """
-
-    def generate(context, builder, signature, arguments):
-        nothing, bytes_of_128 = same(integers.llvm, 0), same(codes.llvm, 128)
-        less = []
-        for pair in arguments:
-            a, b = cgutils.unpack_tuple(builder, pair)
-            less.append(_add_dots(builder, _add_dots(builder, nothing, bytes_of_128, a), bytes_of_128, b))
-        of_high, of_middle, of_low = (builder.sub(nothing, each) for each in less)
-        eight, mask = same(integers.llvm, 8), same(integers.llvm, 255)
-        upper = builder.add(of_high, builder.ashr(of_middle, eight))
-        last = builder.add(of_low, builder.shl(builder.and_(of_middle, mask), eight))
-        return cgutils.pack_array(builder, [upper, last])
-
-    return types.UniTuple(integers, 2)(high, middle, low), generate
+    nothing, bytes_of_128 = same(integers.llvm, 0), same(codes.llvm, 128)
+    less = []
+    for pair in (high, middle, low):
+        a, b = cgutils.unpack_tuple(builder, pair)
+        less.append(_add_dots(builder, _add_dots(builder, nothing, bytes_of_128, a), bytes_of_128, b))
+    of_high, of_middle, of_low = (builder.sub(nothing, each) for each in less)
+    eight, mask = same(integers.llvm, 8), same(integers.llvm, 255)
+    upper = builder.add(of_high, builder.ashr(of_middle, eight))
+    last = builder.add(of_low, builder.shl(builder.and_(of_middle, mask), eight))
+    return cgutils.pack_array(builder, [upper, last])
 
 
-@intrinsic
-def no_integers(typing_context):
+@word(integers())
+def no_integers(builder):
     """Zeros."""
-    return integers(), lambda context, builder, signature, arguments: same(integers.llvm, 0)
+    return same(integers.llvm, 0)
 
 
-@intrinsic
-def times_256(typing_context, a):
+@word(integers(integers))
+def times_256(builder, a):
     """int32 * 256, in each lane."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.shl(arguments[0], same(integers.llvm, 8))
-
-    return integers(integers), generate
+    return builder.shl(a, same(integers.llvm, 8))
 
 
-@intrinsic
-def as_floats(typing_context, a):
+@word(floats(integers))
+def as_floats(builder, a):
     """The nearest float32 of each int32."""
-    return floats(integers), lambda context, builder, signature, arguments: builder.sitofp(
-        arguments[0], floats.llvm
-    )
+    return builder.sitofp(a, floats.llvm)
 
 
-@intrinsic
-def where(typing_context, a, mask):
+@word(floats(floats, integers))
+def where(builder, a, mask):
     """Floats in the lanes whose mask is all ones, 0 in the others whatever `a` holds there."""
-
-    def generate(context, builder, signature, arguments):
-        bits = builder.and_(builder.bitcast(arguments[0], integers.llvm), arguments[1])
-        return builder.bitcast(bits, floats.llvm)
-
-    return floats(floats, integers), generate
+    bits = builder.and_(builder.bitcast(a, integers.llvm), mask)
+    return builder.bitcast(bits, floats.llvm)
 
 
-@intrinsic
-def largest_bits(typing_context, address):
+@word(types.int64(types.int64))
+def largest_bits(builder, address):
     """The bits of the largest |x| of 32 float32, int64: an infinity's or more if one is not finite."""
-
-    def generate(context, builder, signature, arguments):
-        most = same(integers.llvm, 0)
-        for first in range(0, 32, LANES):
-            bits = load_value(builder, arguments[0], integers.llvm, 4 * first)
-            bits = builder.and_(bits, same(integers.llvm, 0x7FFFFFFF))
-            most = builder.select(builder.icmp_signed(">", bits, most), bits, most)
-        return builder.zext(call(builder, f"llvm.vector.reduce.smax.v{LANES}i32", INT, most), LONG)
-
-    return types.int64(types.int64), generate
+    most = same(integers.llvm, 0)
+    for first in range(0, 32, LANES):
+        bits = load_value(builder, address, integers.llvm, 4 * first)
+        bits = builder.and_(bits, same(integers.llvm, 0x7FFFFFFF))
+        most = builder.select(builder.icmp_signed(">", bits, most), bits, most)
+    return builder.zext(call(builder, f"llvm.vector.reduce.smax.v{LANES}i32", INT, most), LONG)
 
 
-@intrinsic
-def put_limbs(typing_context, address, factor, limbs):
+@word(types.int64(types.int64, types.float32, types.int64))
+def put_limbs(builder, address, factor, limbs):
     """32 float32 times the factor, as integers of three signed bytes; returns their sum, int64.
 
     address   of the first
     limbs     address for 96 bytes: the 32 highest, the 32 in the middle, the 32 lowest
     """
-
-    def generate(context, builder, signature, arguments):
-        address, factor, limbs = arguments
-        eight, above = same(integers.llvm, 8), same(integers.llvm, 24)
-        factors = spread_value(builder, factor, LANES)
-        total = same(integers.llvm, 0)
-        for at in range(0, 32, LANES):
-            scaled = builder.fmul(load_value(builder, address, floats.llvm, 4 * at), factors)
-            whole = call(builder, f"llvm.rint.v{LANES}f32", floats.llvm, scaled)
-            number = builder.fptosi(whole, integers.llvm)
-            total = builder.add(total, number)
-            for limb in (2, 1, 0):
-                low = builder.ashr(builder.shl(number, above), above)
-                low_bytes = builder.trunc(low, ir.VectorType(BYTE, LANES))
-                store_value(builder, limbs, low_bytes, 32 * limb + at)
-                number = builder.ashr(builder.sub(number, low), eight)
-        return builder.sext(call(builder, f"llvm.vector.reduce.add.v{LANES}i32", INT, total), LONG)
-
-    return types.int64(types.int64, types.float32, types.int64), generate
+    eight, above = same(integers.llvm, 8), same(integers.llvm, 24)
+    factors = spread_value(builder, factor, LANES)
+    total = same(integers.llvm, 0)
+    for at in range(0, 32, LANES):
+        scaled = builder.fmul(load_value(builder, address, floats.llvm, 4 * at), factors)
+        whole = call(builder, f"llvm.rint.v{LANES}f32", floats.llvm, scaled)
+        number = builder.fptosi(whole, integers.llvm)
+        total = builder.add(total, number)
+        for limb in (2, 1, 0):
+            low = builder.ashr(builder.shl(number, above), above)
+            low_bytes = builder.trunc(low, ir.VectorType(BYTE, LANES))
+            store_value(builder, limbs, low_bytes, 32 * limb + at)
+            number = builder.ashr(builder.sub(number, low), eight)
+    return builder.sext(call(builder, f"llvm.vector.reduce.add.v{LANES}i32", INT, total), LONG)
