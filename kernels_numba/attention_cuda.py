@@ -247,19 +247,6 @@ def attention_v2(query, key_cache, value_cache, block_tables, query_lens, contex
                 out[token, first_head + head, channel] = narrow(sums[r, c] * share, out)
 
 
-@functools.cache
-def _compiled(kernel: Any) -> Any:
-    """A rung as it is launched; compiled for each element type on its first launch."""
-    return compiled(kernel)
-
-
-@functools.cache
-def _attend(element: str, head_dim: int, warps: int) -> Any:
-    """v3 of prefill as it is launched."""
-    attend = make_attend(element, head_dim, False, warps)
-    return compiled(attend, shared=True, bounds=bounds(warps))
-
-
 @on_its_device
 def launch_prefill(
     query: Any,
@@ -290,7 +277,8 @@ def launch_prefill(
     tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
     pointers, stream = addresses(query, key_cache, value_cache, tables, new, lens, out)
     sizes = (lens.shape[0], heads, kv_heads, page_size, tables.shape[1], 1)
-    _attend(element, head_dim, warps)[(tiles, kv_heads), warps * 32, stream](
+    attend = make_attend(element, head_dim, False, warps)
+    compiled(attend, shared=True, bounds=bounds(warps))[(tiles, kv_heads), warps * 32, stream](
         *pointers, *(np.int64(n) for n in sizes), np.float32(scale * LOG2_E), np.int64(window)
     )
 
@@ -314,7 +302,7 @@ def launch_tiled(
     step = TILE_ROWS // heads_here
     tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
     grid = (tiles, key_cache.shape[1], -(-group // heads_here))
-    _compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
+    compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
 
 
 @on_its_device
@@ -332,7 +320,7 @@ def launch_plain(
     """v1, for tests and for comparison."""
     views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
     grid = -(-math.prod(query.shape) // THREADS)
-    _compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
+    compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
 
 
 @on_its_device
@@ -349,7 +337,7 @@ def launch_shared(
 ) -> None:
     """v1 shared, for tests, for comparison and for the labs."""
     views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
-    _compiled(attention_v1_shared)[query.shape[:2], THREADS, stream](
+    compiled(attention_v1_shared)[query.shape[:2], THREADS, stream](
         *views, np.float32(scale), np.int64(window)
     )
 

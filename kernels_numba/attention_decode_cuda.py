@@ -243,12 +243,6 @@ def make_merge(element: str) -> Any:
     return merge_pieces
 
 
-@functools.cache
-def _compiled(make: Any, *shape: Any) -> Any:
-    """A kernel as it is launched; compiled on its first launch."""
-    return compiled(make(*shape), shared=make is make_attend)
-
-
 def plan_splits(pairs: int, max_tokens: int, sms: int) -> int:
     """Pieces that the longest possible context is cut into: one round of blocks over the device when that is
     all there is to do, WAVES of them for more. pairs: (sequence, kv head).
@@ -290,15 +284,15 @@ def launch_split(
     fits = element != "float32" and head_dim in HEAD_DIMS
     if fits if tensor_cores is None else tensor_cores:
         warps = decode_warps(group)
-        kernel = _compiled(make_attend, element, head_dim, True, warps)
+        kernel = compiled(make_attend(element, head_dim, True, warps), shared=True)
         kernel[(splits, kv_heads, batch), warps * 32, stream](
             q, k, v, table, lengths, lengths, parts, *sizes, factor, last
         )
     else:
-        kernel = _compiled(make_decode_v3, element, head_dim)
+        kernel = compiled(make_decode_v3(element, head_dim))
         grid = (splits, kv_heads * -(-group // HEADS_AT_ONCE), batch)
         kernel[grid, 32, stream](q, k, v, table, lengths, parts, *sizes, factor, last)
     threads = -(-head_dim // 32) * 32
-    _compiled(make_merge, element)[(heads, batch), threads, stream](
+    compiled(make_merge(element))[(heads, batch), threads, stream](
         parts, lengths, result, np.int64(head_dim), np.int64(splits), last
     )

@@ -121,8 +121,9 @@ def check_shared(nbytes: int) -> None:
         )
 
 
+@functools.cache
 def compiled(kernel: Any, *, shared: bool = False, bounds: Bounds = None) -> Any:
-    """The kernel as it is launched; compiled on its first launch.
+    """The kernel as it is launched, one object each time; compiled on its first launch for each element type.
 
     shared: the memory that L1 and shared memory divide between them is wanted for shared memory. bounds:
     threads of a block, and how many blocks must find room on a multiprocessor: a limit for the registers.

@@ -86,60 +86,38 @@ def _together(value: Any, compute: Callable[[list], Any]) -> Any:
     return thread.warp.meet(thread.thread_id % 32, value, compute)
 
 
-def load8(base: Memory, offset: Any):
-    return tuple(base.part(offset, 8, np.uint32))
+def _wide_loader(nbytes: int):
+    return lambda base, offset: tuple(base.part(offset, nbytes, np.uint32))
 
 
-def load16(base: Memory, offset: Any):
-    return tuple(base.part(offset, 16, np.uint32))
+def _wide_storer(nbytes: int):
+    def store(base: Memory, offset: Any, words: Any):
+        base.part(offset, nbytes, np.uint32)[:] = words
+
+    return store
 
 
-def store8(base: Memory, offset: Any, words: Any):
-    base.part(offset, 8, np.uint32)[:] = words
+load8, load16 = _wide_loader(8), _wide_loader(16)
+store8, store16 = _wide_storer(8), _wide_storer(16)
 
 
-def store16(base: Memory, offset: Any, words: Any):
-    base.part(offset, 16, np.uint32)[:] = words
+def _loader(result: type, element: type):
+    return lambda base, offset: result(base.part(offset, np.dtype(element).itemsize, element)[0])
 
 
-def load_int32(base: Memory, offset: Any):
-    return np.int32(base.part(offset, 4, np.int32)[0])
+def _storer(element: type, narrowed: Callable[[Any], Any] = lambda value: value):
+    def store(base: Memory, offset: Any, value: Any):
+        base.part(offset, np.dtype(element).itemsize, element)[0] = narrowed(value)
+
+    return store
 
 
-def load_int64(base: Memory, offset: Any):
-    return np.int64(base.part(offset, 8, np.int64)[0])
-
-
-def load_uint16(base: Memory, offset: Any):
-    return np.uint32(base.part(offset, 2, np.uint16)[0])
-
-
-def load_word(base: Memory, offset: Any):
-    return np.uint32(base.part(offset, 4, np.uint32)[0])
-
-
-def load_float(base: Memory, offset: Any):
-    return np.float32(base.part(offset, 4, np.float32)[0])
-
-
-def store_word(base: Memory, offset: Any, value: Any):
-    base.part(offset, 4, np.uint32)[0] = value
-
-
-def store_uint16(base: Memory, offset: Any, value: Any):
-    base.part(offset, 2, np.uint16)[0] = value
-
-
-def store_float(base: Memory, offset: Any, value: Any):
-    base.part(offset, 4, np.float32)[0] = value
-
-
-def store_bfloat16(base: Memory, offset: Any, value: Any):
-    base.part(offset, 2, np.uint16)[0] = bfloat16_bits(value)
-
-
-def store_float16(base: Memory, offset: Any, value: Any):
-    base.part(offset, 2, np.float16)[0] = value
+load_int32, load_int64 = _loader(np.int32, np.int32), _loader(np.int64, np.int64)
+load_word, load_uint16 = _loader(np.uint32, np.uint32), _loader(np.uint32, np.uint16)
+load_float = _loader(np.float32, np.float32)
+store_word, store_uint16, store_float = _storer(np.uint32), _storer(np.uint16), _storer(np.float32)
+store_float16 = _storer(np.float16)
+store_bfloat16 = _storer(np.uint16, lambda value: bfloat16_bits(value))
 
 
 def divide(dividend: Any, divisor: Any):

@@ -11,7 +11,6 @@ v2  16 bytes a thread and move, and a warp for a run that is contiguous on both 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -187,11 +186,6 @@ def few_slots(cache: Any) -> bool:
     return cache.shape[0] * cache.shape[2] < 2**31
 
 
-@functools.cache
-def _compiled(kernel: Any) -> Any:
-    return compiled(kernel)
-
-
 @on_its_device
 def launch_scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
     """scatter_kv on checked device arrays."""
@@ -206,7 +200,7 @@ def launch_scatter_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, sl
     row_chunks = head_dim * item // CHUNK
     grid = -(-tokens * heads * row_chunks // THREADS)
     sizes = (tokens, heads, key_cache.shape[2], row_chunks, *steps)
-    _compiled(scatter_kv_v2)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
+    compiled(scatter_kv_v2)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
 
 
 @on_its_device
@@ -214,7 +208,7 @@ def launch_scatter_kv_plain(key: Any, value: Any, key_cache: Any, value_cache: A
     """v1."""
     views, stream = on_device(key, value, key_cache, value_cache, slots)
     grid = -(-math.prod(key.shape) // THREADS)
-    _compiled(scatter_kv_v1)[grid, THREADS, stream](*views)
+    compiled(scatter_kv_v1)[grid, THREADS, stream](*views)
 
 
 MAX_GRID_Z = 65535
@@ -245,7 +239,7 @@ def launch_move_blocks(
     first = first_layer * 2 * plane_bytes + first_head * run_bytes
     sizes = (runs, runs_per_block, head_count, pages, run_bytes // CHUNK, first)
     steps = (plane_bytes, page_bytes, block_bytes)
-    _compiled(move_blocks_v2)[-(-runs // WARPS), THREADS, stream](
+    compiled(move_blocks_v2)[-(-runs // WARPS), THREADS, stream](
         *pointers, *(np.int64(n) for n in (*sizes, *steps)), to_pages
     )
 
@@ -269,7 +263,7 @@ def launch_move_blocks_plain(
         ids, some = (
             (views[1], views[2]) if count == page_ids.shape[0] else (v[b : b + count] for v in views[1:])
         )
-        _compiled(move_blocks_v1)[grid, THREADS, stream](
+        compiled(move_blocks_v1)[grid, THREADS, stream](
             views[0], ids, some, np.int64(first_layer), np.int64(first_head), to_pages
         )
 
@@ -285,7 +279,7 @@ def launch_copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     pointers, stream = addresses(caches, source_ids, target_ids)
     sizes = (source_ids.shape[0], caches.shape[2], page_bytes // CHUNK)
     grid = (-(-page_bytes // CHUNK // THREADS), planes)
-    _compiled(copy_pages_v2)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
+    compiled(copy_pages_v2)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
 
 
 @on_its_device
@@ -293,4 +287,4 @@ def launch_copy_pages_plain(caches: Any, source_ids: Any, target_ids: Any) -> No
     """v1."""
     views, stream = on_device(caches, source_ids, target_ids)
     grid = (-(-math.prod(caches.shape[3:]) // THREADS), caches.shape[0] * 2)
-    _compiled(copy_pages_v1)[grid, THREADS, stream](*views)
+    compiled(copy_pages_v1)[grid, THREADS, stream](*views)

@@ -382,16 +382,6 @@ def make_recode_v2(codec: int, element: str, head_dim: int, groups: int, to_page
     return recode_v2
 
 
-@functools.cache
-def _compiled_v2(*kind: Any) -> Any:
-    return compiled(make_recode_v2(*kind))
-
-
-@functools.cache
-def _compiled_v1() -> Any:
-    return compiled(recode_v1)
-
-
 @on_its_device
 def launch_recode(
     caches: Any, page_ids: Any, blocks: Any, part: tuple[int, int, int, int], codec: Codec, to_pages: bool
@@ -418,8 +408,8 @@ def launch_recode(
     first = first_layer * 2 * plane_bytes + first_head * run_bytes
     sizes = (rows, rows_per_block, head_count, pages, page_size, first)
     rows_at_once = THREADS // (1 << (head_dim // 16 - 1).bit_length())
-    kernel = _compiled_v2(codec.number, dtype_name(caches), head_dim, groups, to_pages)
-    kernel[-(-rows // rows_at_once), THREADS, stream](
+    kernel = make_recode_v2(codec.number, dtype_name(caches), head_dim, groups, to_pages)
+    compiled(kernel)[-(-rows // rows_at_once), THREADS, stream](
         *pointers, *(np.int64(n) for n in (*sizes, plane_bytes, page_bytes, unit_bytes, block_bytes))
     )
 
@@ -433,4 +423,4 @@ def launch_recode_plain(
     rows = math.prod(blocks.shape[:4]) * page_ids.shape[1] * caches.shape[4]
     groups = codec.groups(caches.shape[5])
     numbers = (np.int64(n) for n in (part[0], part[2], codec.number, groups))
-    _compiled_v1()[-(-rows // THREADS), THREADS, stream](*views, *numbers, STEPS[codec.number], to_pages)
+    compiled(recode_v1)[-(-rows // THREADS), THREADS, stream](*views, *numbers, STEPS[codec.number], to_pages)

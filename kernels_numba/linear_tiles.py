@@ -177,42 +177,28 @@ def _rows(
     keep(wide)
 
 
-def _rows_float32(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
-    _rows(
-        *(read_float32, read_one_float32, BLOCK_BYTES[FLOAT32], address, row_bytes, scales, halves),
-        *(x, n, width, out, rows, first, last),
-    )
+READERS = {
+    FLOAT32: ("float32", read_float32, read_one_float32),
+    INT8: ("int8", read_int8, read_one_int8),
+    Q8_0: ("q8_0", read_q8_0, read_one_int8),
+    Q4_0: ("q4_0", read_q4_0, read_one_int8),
+    Q4_1: ("q4_1", read_q4_1, read_one_int8),
+}
+"""Of each format: its name, how a step is read, and how a value behind the last whole step is."""
 
 
-def _rows_int8(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
-    _rows(
-        *(read_int8, read_one_int8, BLOCK_BYTES[INT8], address, row_bytes, scales, halves),
-        *(x, n, width, out, rows, first, last),
-    )
+def _rows_of(kind: int) -> Any:
+    """v2 of one format. Numba keeps compiled functions in files by their names, so each has its own."""
+    (name, read, read_one), step_bytes = READERS[kind], BLOCK_BYTES[kind]
 
+    def rows_of_format(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
+        _rows(
+            *(read, read_one, step_bytes, address, row_bytes, scales, halves),
+            *(x, n, width, out, rows, first, last),
+        )
 
-def _rows_q8_0(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
-    _rows(
-        *(read_q8_0, read_one_int8, BLOCK_BYTES[Q8_0], address, row_bytes, scales, halves),
-        *(x, n, width, out, rows, first, last),
-    )
-
-
-def _rows_q4_0(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
-    _rows(
-        *(read_q4_0, read_one_int8, BLOCK_BYTES[Q4_0], address, row_bytes, scales, halves),
-        *(x, n, width, out, rows, first, last),
-    )
-
-
-def _rows_q4_1(address, row_bytes, scales, halves, x, n, width, out, rows, first, last):
-    _rows(
-        *(read_q4_1, read_one_int8, BLOCK_BYTES[Q4_1], address, row_bytes, scales, halves),
-        *(x, n, width, out, rows, first, last),
-    )
-
-
-_KERNELS = {FLOAT32: _rows_float32, INT8: _rows_int8, Q8_0: _rows_q8_0, Q4_0: _rows_q4_0, Q4_1: _rows_q4_1}
+    rows_of_format.__qualname__ = f"_rows_{name}"
+    return rows_of_format
 
 
 @functools.cache
@@ -221,7 +207,7 @@ def compiled_kernel(kind: int) -> Any:
 
     By address, because a compiled caller would carry a copy of all five.
     """
-    return cfunc("void(" + ", ".join(["int64"] * 11) + ")", cache=True)(_KERNELS[kind])
+    return cfunc("void(" + ", ".join(["int64"] * 11) + ")", cache=True)(_rows_of(kind))
 
 
 @register_jitable(forceinline=True)
@@ -233,54 +219,21 @@ def _widen(read, read_one, step_bytes, address, row_bytes, scales, halves, width
         _widen_row(read, read_one, address + row * row_bytes, halves, step_bytes, width, scale, place)
 
 
-def _widen_float32(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(
-        *(read_float32, read_one_float32, BLOCK_BYTES[FLOAT32], address, row_bytes, scales, halves),
-        *(width, out, first, last),
-    )
+def _widen_of(kind: int) -> Any:
+    """The unpacking of one format. See _rows_of."""
+    (name, read, read_one), step_bytes = READERS[kind], BLOCK_BYTES[kind]
 
+    def widen_format(address, row_bytes, scales, halves, width, out, first, last):
+        _widen(read, read_one, step_bytes, address, row_bytes, scales, halves, width, out, first, last)
 
-def _widen_int8(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(
-        *(read_int8, read_one_int8, BLOCK_BYTES[INT8], address, row_bytes, scales, halves),
-        *(width, out, first, last),
-    )
-
-
-def _widen_q8_0(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(
-        *(read_q8_0, read_one_int8, BLOCK_BYTES[Q8_0], address, row_bytes, scales, halves),
-        *(width, out, first, last),
-    )
-
-
-def _widen_q4_0(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(
-        *(read_q4_0, read_one_int8, BLOCK_BYTES[Q4_0], address, row_bytes, scales, halves),
-        *(width, out, first, last),
-    )
-
-
-def _widen_q4_1(address, row_bytes, scales, halves, width, out, first, last):
-    _widen(
-        *(read_q4_1, read_one_int8, BLOCK_BYTES[Q4_1], address, row_bytes, scales, halves),
-        *(width, out, first, last),
-    )
-
-
-_WIDENING = {
-    FLOAT32: _widen_float32,
-    INT8: _widen_int8,
-    Q8_0: _widen_q8_0,
-    Q4_0: _widen_q4_0,
-    Q4_1: _widen_q4_1,
-}
+    widen_format.__qualname__ = f"_widen_{name}"
+    return widen_format
 
 
 @functools.cache
 def widening_kernel(kind: int) -> Any:
     """The same for unpacking: eight int64."""
-    return cfunc("void(" + ", ".join(["int64"] * 8) + ")", cache=True)(_WIDENING[kind])
+    return cfunc("void(" + ", ".join(["int64"] * 8) + ")", cache=True)(_widen_of(kind))
 
 
 @njit(cache=True, nogil=True, parallel=True)

@@ -158,16 +158,6 @@ def make_scatter_rotated_v2(element: str) -> Any:
     return scatter_rotated_v2
 
 
-@functools.cache
-def _compiled_v2(element: str) -> Any:
-    return compiled(make_scatter_rotated_v2(element))
-
-
-@functools.cache
-def _compiled_v1() -> Any:
-    return compiled(scatter_rotated_v1)
-
-
 @on_its_device
 def launch_scatter_rotated(
     key: Any,
@@ -193,7 +183,8 @@ def launch_scatter_rotated(
     half_chunks = head_dim * item // (2 * CHUNK)
     sizes = (tokens, kv_heads, query_heads, key_cache.shape[2], half_chunks, *steps)
     grid = -(-tokens * (kv_heads + query_heads) * half_chunks // THREADS)
-    _compiled_v2(dtype_name(key))[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
+    kernel = make_scatter_rotated_v2(dtype_name(key))
+    compiled(kernel)[grid, THREADS, stream](*pointers, *(np.int64(n) for n in sizes))
 
 
 @on_its_device
@@ -211,4 +202,4 @@ def launch_scatter_rotated_plain(
     turned, query_heads = (key, 0) if query is None else (query, query.shape[1])
     views, stream = on_device(key, value, key_cache, value_cache, slots, *rotary, positions, turned)
     grid = -(-key.shape[0] * (key.shape[1] + query_heads) * (key.shape[2] // 2) // THREADS)
-    _compiled_v1()[grid, THREADS, stream](*views, np.int64(query_heads))
+    compiled(scatter_rotated_v1)[grid, THREADS, stream](*views, np.int64(query_heads))
