@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -283,63 +284,42 @@ def launch_prefill(
     )
 
 
-@on_its_device
-def launch_tiled(
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    tables: Any,
-    new: Any,
-    lens: Any,
-    scale: float,
-    out: Any,
-    window: int = NO_WINDOW,
-) -> None:
-    """v2."""
-    views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
+def _rung(kernel: Any, grid_of: Callable[[Any, Any, Any], Any]) -> Callable[..., None]:
+    """The launch of a rung that takes arrays. grid_of: from the query, the key cache and the lengths."""
+
+    @on_its_device
+    def launch(
+        query: Any,
+        key_cache: Any,
+        value_cache: Any,
+        tables: Any,
+        new: Any,
+        lens: Any,
+        scale: float,
+        out: Any,
+        window: int = NO_WINDOW,
+    ) -> None:
+        views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
+        grid = grid_of(query, key_cache, lens)
+        compiled(kernel)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
+
+    return launch
+
+
+def _grid_of_tiles(query: Any, key_cache: Any, lens: Any) -> tuple[int, int, int]:
     group = query.shape[1] // key_cache.shape[1]
     heads_here = min(group, TILE_ROWS)
     step = TILE_ROWS // heads_here
     tiles = min(query.shape[0], query.shape[0] // step + lens.shape[0])
-    grid = (tiles, key_cache.shape[1], -(-group // heads_here))
-    compiled(attention_v2)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
+    return tiles, key_cache.shape[1], -(-group // heads_here)
 
 
-@on_its_device
-def launch_plain(
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    tables: Any,
-    new: Any,
-    lens: Any,
-    scale: float,
-    out: Any,
-    window: int = NO_WINDOW,
-) -> None:
-    """v1, for tests and for comparison."""
-    views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
-    grid = -(-math.prod(query.shape) // THREADS)
-    compiled(attention_v1)[grid, THREADS, stream](*views, np.float32(scale), np.int64(window))
-
-
-@on_its_device
-def launch_shared(
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    tables: Any,
-    new: Any,
-    lens: Any,
-    scale: float,
-    out: Any,
-    window: int = NO_WINDOW,
-) -> None:
-    """v1 shared, for tests, for comparison and for the labs."""
-    views, stream = on_device(query, key_cache, value_cache, tables, new, lens, out)
-    compiled(attention_v1_shared)[query.shape[:2], THREADS, stream](
-        *views, np.float32(scale), np.int64(window)
-    )
+launch_tiled = _rung(attention_v2, _grid_of_tiles)
+"""v2."""
+launch_plain = _rung(attention_v1, lambda query, *_: -(-math.prod(query.shape) // THREADS))
+"""v1, for tests and for comparison."""
+launch_shared = _rung(attention_v1_shared, lambda query, *_: query.shape[:2])
+"""v1 shared, for tests, for comparison and for the labs."""
 
 
 @on_its_device
