@@ -117,6 +117,7 @@ class Reports:
             self._requests.ignored += 1
             return
         self._measured.decoded(record, ended)
+        record.resumed = record.resumed or ended.answer_tokens > 0
         if len(record.branches) > 1:
             self._swaps.end(ended, now)
             self._requests.answered(record, ended.branch)

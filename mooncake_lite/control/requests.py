@@ -176,6 +176,7 @@ class Requests:
     def _go_on_from(self, record: RequestRecord, so_far: list[ev.AnswerSoFar], now: float) -> None:
         """Let a recalled request go on. Branches go on alone, unless none has begun."""
         record.branches -= {one.branch for one in so_far if one.whole} | record.dropped
+        record.resumed = record.resumed or any(one.num_tokens for one in so_far)
         answers = [one for one in so_far if one.branch in record.branches]
         if record.n == 1 or not any(one.num_tokens for one in answers):
             self._go_on(record, answers, now)
@@ -195,7 +196,6 @@ class Requests:
             return
         self.move(record, Step.RECALLED)
         record.go_on_from(answers[0], now)
-        record.resumed = record.resumed or answers[0].num_tokens > 0
         self._pause(record, now)
 
     def _pause(self, record: RequestRecord, now: float) -> None:
