@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-import traceback
 from pathlib import Path
 
 from mooncake_lite import messages as m
@@ -23,7 +21,7 @@ from mooncake_lite.config.kv_events import kv_events_config
 from mooncake_lite.config.reading import config_from, read_private
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
-from mooncake_lite.errors import UserError
+from mooncake_lite.launch.child import end_child, run_child
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.rank_process import STOP_EXTRA_S
 from mooncake_lite.launch.run_dir import ENVIRONMENT
@@ -38,11 +36,14 @@ from transport.membership import Heart
 from transport.wire import Decoder
 
 
-def conduct(run_dir: Path, settings: Settings) -> None:
+def conduct(run_dir: Path) -> None:
     """Serve until the cluster stops. Raises UserError when that is impossible."""
+    settings = read_private(run_dir / "conductor.json", Settings)
+    if not follow_parent(settings.parent_pid):
+        return
     config = config_from(settings.config, str(run_dir))
     hub = Hub(settings.endpoints, Decoder(m.TO_CONDUCTOR), settings.curve)
-    heart = Heart(f"ipc://{run_dir}/heart", settings.name, on_fatal=_end)
+    heart = Heart(f"ipc://{run_dir}/heart", settings.name, on_fatal=end_child)
     role = _role(config, settings, hub)
     if not settings.term and ENVIRONMENT not in os.environ:
         role.on_ready = lambda: print(ready_line(config, run_dir), flush=True)
@@ -85,12 +86,6 @@ def _end_traced(tracer: Tracer) -> None:
     os._exit(143)
 
 
-def _end(thread: str, reason: str) -> None:
-    """End because a thread has died. The next conductor takes over."""
-    print(f"mooncake-lite: error: conductor: thread {thread} died: {reason}", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
 def _say_stop(config: ServeConfig, role: ConductorRole, stop: m.Stop) -> None:
     """Have all ranks flush, then leave MPI together. A rank that has yet to come is told when it does."""
     hub, lost = role.hub, role.control.members.lost
@@ -117,31 +112,5 @@ def _say_stop(config: ServeConfig, role: ConductorRole, stop: m.Stop) -> None:
         print(f"mooncake-lite: {dropped} blocks were not saved to the SSD tier in time", flush=True)
 
 
-def main(arguments: list[str]) -> int:
-    """Run a conductor; return the exit code."""
-    if len(arguments) != 1:
-        print("usage: python -m mooncake_lite.conductor RUN_DIR", file=sys.stderr)
-        return 2
-    run_dir = Path(arguments[0])
-    try:
-        settings = read_private(run_dir / "conductor.json", Settings)
-        if not follow_parent(settings.parent_pid):
-            return 0
-        conduct(run_dir, settings)
-    except UserError as error:
-        print(f"mooncake-lite: error: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        if os.environ.get("MOONCAKE_LITE_DEBUG"):
-            traceback.print_exc()
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"mooncake-lite: error: conductor: {why}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    run_child("mooncake_lite.conductor", conduct)

@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from mooncake_lite.config.origins import hosts_of, parse_origins
-from mooncake_lite.errors import ConfigError, UserError
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.connection import connection_type
 from mooncake_lite.gateway.cross_origin import CrossOrigin
@@ -29,6 +28,7 @@ from mooncake_lite.gateway.plumbing import QuietServer, bounded, well_framed
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.settings import Settings, read_settings
 from mooncake_lite.gateway.traced_view import TracedClusterView
+from mooncake_lite.launch.child import end_child, run_child
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
@@ -76,7 +76,7 @@ def view_of(settings: Settings, on_stop: Callable[[str, float], None]) -> Cluste
     """Return a view of the cluster. It beats where a steward expects that."""
     cluster = (TracedClusterView if settings.config.trace else ClusterView)(settings, on_stop)
     if settings.beats:
-        cluster.heart = Heart(settings.heart_endpoint, settings.name, on_fatal=_end)
+        cluster.heart = Heart(settings.heart_endpoint, settings.name, on_fatal=end_child)
     return cluster
 
 
@@ -144,42 +144,17 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         cluster.disconnect()
 
 
-def _end(thread: str, reason: str) -> None:
-    """End because a thread has died. The next gateway takes its place."""
-    print(f"gateway: thread {thread} died: {reason}", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def main(arguments: list[str]) -> int:
-    """Run a gateway; return the exit code."""
-    if len(arguments) != 1:
-        print("usage: python -m mooncake_lite.gateway RUN_DIR", file=sys.stderr)
-        return 2
-    try:
-        settings = read_settings(Path(arguments[0]))
-        if not follow_parent(settings.parent_pid or os.getppid()):
-            return 0
-        listener = listen(settings.config.host, settings.config.port)
-    except UserError as error:
-        print(f"gateway: {error}", file=sys.stderr)
-        return 2
+def run(run_dir: Path) -> None:
+    """Serve until the cluster stops. Raises UserError when that is impossible."""
+    settings = read_settings(run_dir)
+    if not follow_parent(settings.parent_pid or os.getppid()):
+        return
+    listener = listen(settings.config.host, settings.config.port)
     with contextlib.suppress(ValueError, OSError):  # each stream takes a descriptor
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        asyncio.run(serve(settings, listener))
-    except UserError as error:
-        print(f"{settings.name}: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:
-        print(f"{settings.name} broke: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    asyncio.run(serve(settings, listener))
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A thread that still tokenises a long prompt for a client that left must not hold up the end.
-    os._exit(code)
+    run_child("mooncake_lite.gateway", run)

@@ -1,6 +1,6 @@
-"""Starting a child process that dies with its parent and whose signals are not blocked.
+"""A child process that dies with its parent: starting it, and being it.
 
-Called by the launcher for mpirun and by rank 0 for the gateway. It may not know what the child is.
+The launcher starts mpirun, rank 0 starts conductor and gateway. It may not know what the child is.
 Explained in docs/explain/lifecycle.md, "Stopping".
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from mooncake_lite.errors import UserError
 
 _WRAPPER = str(Path(__file__).with_name("exec_child.py"))
 
@@ -35,3 +38,34 @@ def start_child(
     """
     wrapper = [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), announce]
     return subprocess.Popen([*wrapper, *command], env=env, start_new_session=new_session, **streams)
+
+
+def run_child(module: str, run: Callable[[Path], object]) -> NoReturn:
+    """Be the child `python -m MODULE RUN_DIR`: call run(RUN_DIR), and end the process.
+
+    Exit code 0, or with one line on stderr 1 when it breaks and 2 for a UserError. It does not wait for its
+    threads: one may still tokenise a prompt of a client that has left.
+    """
+    code = 0
+    try:
+        if len(sys.argv) != 2:
+            raise UserError(f"usage: python -m {module} RUN_DIR")
+        run(Path(sys.argv[1]))
+    except UserError as error:
+        code = 2
+        print(f"mooncake-lite: error: {error}", file=sys.stderr)
+    except Exception as error:
+        code = 1
+        if os.environ.get("MOONCAKE_LITE_DEBUG"):
+            traceback.print_exc()
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"mooncake-lite: error: {module.rpartition('.')[2]}: {why}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end_child(thread: str, reason: str) -> NoReturn:
+    """End this process because a thread of it has died. The next process takes its place."""
+    print(f"mooncake-lite: error: thread {thread} died: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -19,7 +19,7 @@ from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.launch.rank_process import STOP_EXTRA_S, forget_shared_memory, hard_exit
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
-from mooncake_lite.launch.verdict import STEWARD, FOLLOWED
+from mooncake_lite.launch.verdict import FOLLOWED, STEWARD
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
