@@ -141,7 +141,8 @@ class Launcher:
         serves = (gone or self._ranks_ready(states)) and answers(self._config)
         if gone and not serves:
             reason = self._end(job)
-            raise ClusterError(reason or f"rank {gone[0]} ended before the cluster was ready")
+            name = f"rank {gone[0]} ({self._config.role_of(gone[0])})"
+            raise ClusterError(reason or f"{name} died: it ended before the cluster was ready")
         if time.monotonic() > deadline:
             busy = [f"{s.name}: {s.reason or s.state}" for s in states.values() if s.state != "ready"]
             self._end(job)
