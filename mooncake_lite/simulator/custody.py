@@ -205,6 +205,7 @@ class Custody(Uses):
         body, known = self._body(order).body, self._of(order.request_id)
         assert order.attempt > known.attempt, f"attempt {order.attempt} after {known.attempt}"
         known.attempt, known.on_rank = order.attempt, order.rank
+        known.swaps.clear()  # what was swapped out is lost
         self._expect(known, body.token_ids, order.load)
         assert body.salt or not order.load
         return len(body.token_ids)
