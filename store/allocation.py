@@ -26,7 +26,6 @@ class Allocation(Ledger):
         """`Directory.allocate_many`, in the segments of the target."""
         for item in wanted:
             self._check_wanted(item)
-        self._relieve(target, wanted[0].class_id if wanted else 0, now)
         self._check_room(wanted, target, now)
         made: list[PoolObject] = []
         try:
@@ -121,8 +120,8 @@ class Allocation(Ledger):
             item.position,
             extents if len(extents) > 1 else None,
         )
-        if item.group_id or item.soft_until or item.hard_pin:
-            obj.terms = Terms(item.group_id, item.soft_until, item.hard_pin)
+        if item.soft_until or item.hard_pin:
+            obj.terms = Terms(item.soft_until, item.hard_pin)
         return obj
 
     def _place(
@@ -166,11 +165,11 @@ class Allocation(Ledger):
         return []
 
     def _evict(self, segment: Segment, nbytes: int, class_id: int, now: float) -> int:
-        """Evict nbytes for a class, but at least one object and evict_share of the segment.
+        """Evict nbytes for a class, but at least one object.
 
         Evicts less when nothing more may be evicted. Returns the number of evicted objects.
         """
-        short = max(nbytes, int(self._evict_share * segment.accounts.capacity), 1)
+        short = max(nbytes, 1)
         gone = 0
         while short > 0 and (chosen := self._next_victims(segment, short, class_id, now)):
             for obj in chosen:
@@ -195,13 +194,3 @@ class Allocation(Ledger):
             if nbytes <= 0 or one_by_one:
                 break
         return chosen
-
-    def _relieve(self, target: Target, class_id: int, now: float) -> None:
-        """Evict for a class from each segment that is used beyond the high-water mark."""
-        if self._high_water >= 1:
-            return
-        self.expire(now)
-        for segment in self._order.take_crowded(target):
-            over = self._order.excess(segment)
-            if over > 0 and segment.accounts.evictable:
-                self._evict(segment, int(over), class_id, now)

@@ -53,8 +53,8 @@ this order works, because a policy only sizes its own lists by it: how many keys
 class Directory(Adoption):
     """The directory of one pool. Its books and their invariant are those of `Ledger`.
 
-    This class has the verbs that KV blocks need. Copies, pins, reads that lease and removal are in
-    `GeneralVerbs`; blocks of an earlier directory, and what readers compare, in `Adoption`.
+    This class has the verbs that KV blocks need. Copies, pins and removal are in `GeneralVerbs`; blocks
+    of an earlier directory, and what readers compare, in `Adoption`.
     """
 
     # ------------------------------------------------------------------------------ segments

@@ -1,4 +1,4 @@
-"""Verbs for objects of a general store, beyond KV blocks: copies, reads that lease, pins, removal.
+"""Verbs for single objects, beyond those for runs of KV blocks: copies, pins, removal.
 
 The second half of `store.directory`, used through it alone. Pure: time is an argument, and no bytes move
 here: the caller that asks for a copy writes it. Explained in docs/explain/lifecycle.md.
@@ -14,49 +14,9 @@ from store.ledger import visible_copies
 from store.objects import ObjectState, PoolObject, Terms, Wanted
 from store.segment_order import Target
 
-LEASE_S = 10.0
-"""Length of the lease that `read` and `exists` give: Mooncake Store's default (docs/explain/leases.md)."""
-
 
 class GeneralVerbs(Allocation):
     """Verbs by key. Unlike the blocks of a chain, each general object is found or missed by itself."""
-
-    # ------------------------------------------------------------------------------ reading
-
-    def read(
-        self,
-        keys: Sequence[int],
-        digests: Sequence[int],
-        now: float,
-        *,
-        lease_s: float = LEASE_S,
-        rank: int | None = None,
-        node: int | None = None,
-    ) -> list[PoolObject | None]:
-        """Return the object to read for each key, None for a miss, and lease it until now + lease_s.
-
-        rank, node   of the reader: it is given the nearest copy
-
-        A lease that ends later is not shortened. A read counts and touches like a lookup.
-        """
-        found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
-        nearest = [obj and self._nearest(obj, rank, node) for obj in found]
-        there = [obj for obj in nearest if obj is not None]
-        for obj in there:
-            self._leases.hold(obj, now + lease_s)
-        self._count_lookup(len(keys), len(there), 0)
-        self._touch(there, now)
-        return nearest
-
-    def exists(
-        self, keys: Sequence[int], digests: Sequence[int], now: float, *, lease_s: float = LEASE_S
-    ) -> list[bool]:
-        """Tell whether each key can be read. Leases all copies like `read`; counts and touches nothing."""
-        found = [self._find(key, digest) for key, digest in zip(keys, digests, strict=True)]
-        for obj in found:
-            for copy in visible_copies(obj) if obj else ():
-                self._leases.hold(copy, now + lease_s)
-        return [obj is not None for obj in found]
 
     def locations(self, key: int, digest: int) -> list[PoolObject]:
         """Return the visible copies of a key, in the order of put_start; [] for a miss. Leases nothing."""
@@ -98,7 +58,6 @@ class GeneralVerbs(Allocation):
             source.digest,
             source.cost_s,
             source.class_id,
-            terms.group_id,
             terms.soft_until,
             terms.hard_pin,
             source.parent,
@@ -203,19 +162,6 @@ class GeneralVerbs(Allocation):
         self.counters["removals"] += len(gone)
         return len(gone)
 
-    def remove_all(self, now: float, *, group_id: int | None = None, force: bool = False) -> int:
-        """`remove` every key (of this group) that is not in use; return how many were removed."""
-        found = [obj for obj in self._visible.values() if group_id in (None, _group(obj))]
-        removed = 0
-        for obj in found:
-            assert obj.key is not None
-            try:
-                self.remove(obj.key, obj.digest, now, force=force)
-            except ObjectInUse:
-                continue
-            removed += 1
-        return removed
-
     def remove_everywhere(self, keys: Sequence[int], now: float, *, force: bool = False) -> None:
         """Remove keys from DRAM and from the index of every tier, all or none. The caller tells the tiers.
 
@@ -280,7 +226,3 @@ def _busy(key: int, copies: Sequence[PoolObject], force: bool) -> ObjectInUse | 
         if copy.unsaved or (copy.held() and not force):
             return ObjectInUse(key, copy.rank, "not yet on SSD" if copy.unsaved else LEASED)
     return None
-
-
-def _group(obj: PoolObject) -> int:
-    return obj.terms.group_id if obj.terms else 0

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from math import inf
 
-from store.objects import PUBLISHED, PoolObject, Terms
+from store.objects import PUBLISHED, PoolObject
 from store.ranking import Ranking
 from store.segment import Segment
 
@@ -29,8 +28,6 @@ class Leases:
 
         owners     owner -> what it has; absent when that is nothing
         _ends      owners with leases, by the time at which these end
-        _held      heap of (until, object_id, object), one for each object with a lease of its own; an
-                   outdated time is too early
 
     Invariant: an object's lessees are the owners that have it leased.
     """
@@ -39,7 +36,6 @@ class Leases:
         self.owners: dict[str, Owner] = {}
         self._segments = segments
         self._ends = Ranking[str]()
-        self._held: list[tuple[float, int, PoolObject]] = []
 
     # -------------------------------------------------------------------------------- owners
 
@@ -116,8 +112,6 @@ class Leases:
                 if not record.objects:
                     del self.owners[owner]
         obj.lessees = ()
-        if obj.terms is not None:
-            obj.terms.lease_until = 0.0
 
     def ended(self, now: float) -> list[str]:
         """Return the owners whose leases are over. They keep them until `end`."""
@@ -130,37 +124,9 @@ class Leases:
             found.append(owner)
         return found
 
-    # ----------------------------------------------------------------- leases without an owner
-
-    def hold(self, obj: PoolObject, until: float) -> None:
-        """Prolong an object's own lease to this time; an earlier one changes nothing."""
-        if obj.terms is None:
-            obj.terms = Terms()
-        if until > obj.terms.lease_until:
-            if not obj.terms.lease_until:
-                heappush(self._held, (until, obj.object_id, obj))
-            obj.terms.lease_until = until
-        self._segments[obj.rank].note_evictable(obj)
-
-    def end_holds(self, now: float) -> int:
-        """End the objects' own leases whose time is over; return how many."""
-        ended = 0
-        while self._held and self._held[0][0] <= now:
-            _, _, obj = heappop(self._held)
-            if obj.terms is None or not obj.terms.lease_until:
-                continue  # gone
-            if obj.terms.lease_until > now:
-                heappush(self._held, (obj.terms.lease_until, obj.object_id, obj))
-                continue
-            obj.terms.lease_until = 0.0
-            self._segments[obj.rank].note_evictable(obj)
-            ended += 1
-        return ended
-
     def next_deadline(self) -> float:
-        """Return when the first lease ends, or earlier if an object's own lease was prolonged; inf: never."""
-        first = self._ends.key(self._ends.first()) if self._ends else inf
-        return min(first, self._held[0][0]) if self._held else first
+        """Return when the first lease ends; inf: never."""
+        return self._ends.key(self._ends.first()) if self._ends else inf
 
     # ---------------------------------------------------------------------------- inspection
 
@@ -177,6 +143,3 @@ class Leases:
         assert until == {name: self._ends.key(name) for name in self._ends}
         leases = sorted((name, i) for name, record in self.owners.items() for i in record.leased)
         assert leases == sorted((name, i) for i, obj in objects.items() for name in obj.lessees)
-        held = [i for i, obj in objects.items() if obj.terms is not None and obj.terms.lease_until]
-        queued = [i for _, i, obj in self._held if obj.terms is not None and obj.terms.lease_until]
-        assert sorted(held) == sorted(queued), "a lease that does not end, or ends twice"

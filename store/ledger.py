@@ -76,8 +76,6 @@ class Ledger:
         *,
         policy: PolicyFactory = LRU,
         max_unsaved_share: float = 0.5,
-        high_water: float = 1.0,
-        evict_share: float = 0.0,
         copy_cold_s: float = 60.0,
         quarantine_s: float = QUARANTINE_S,
     ):
@@ -87,8 +85,6 @@ class Ledger:
         policy              makes one for each segment, from its capacity in blocks; its items are the keys
         max_unsaved_share   at most this share of a segment waits for its tier (such blocks cannot be
                             evicted); what becomes visible beyond it is not saved, and counted
-        high_water          a segment used beyond this share evicts at the next put, full or not
-        evict_share         an eviction frees at least this share of the segment
         copy_cold_s         a copy that was not used for so long is evicted before all other objects
         quarantine_s        how long late bytes may land after a transfer has failed
         """
@@ -97,8 +93,6 @@ class Ledger:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._policy = policy
         self._max_unsaved_share = max_unsaved_share
-        self._high_water = high_water
-        self._evict_share = evict_share
         self._copy_cold_s = copy_cold_s
         self._segments: dict[int, Segment] = {}
         self._objects: dict[int, PoolObject] = {}
@@ -107,7 +101,7 @@ class Ledger:
         self._tier = TierIndex(self._block_nbytes)
         self._leases = Leases(self._segments)
         self._late = Quarantine(quarantine_s)
-        self._order = SegmentOrder(high_water, self._coldest)
+        self._order = SegmentOrder(self._coldest)
         self._events: list[Event] = []
         self._saves: list[PoolObject] = []
         self._unsure: set[int] = set()
@@ -132,7 +126,7 @@ class Ledger:
         self._free(late)
         self.counters["leases_expired"] += len(owners)
         self.counters["quarantines_expired"] += len(late)
-        return len(owners) + len(late) + self._leases.end_holds(now)
+        return len(owners) + len(late)
 
     def next_deadline(self) -> float:
         """Return when `expire` may next change something, or an earlier time; inf when only events can."""
@@ -173,7 +167,7 @@ class Ledger:
 
     def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
         """Remove an object from every book and free its extents. evicted: it was the policy's victim."""
-        if obj.lessees or obj.terms is not None:
+        if obj.lessees:
             self._leases.forget(obj)
         if obj.state is ObjectState.VISIBLE:
             self._hide(obj, evicted=evicted)

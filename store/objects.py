@@ -102,7 +102,6 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
     cost_s, class_id, parent, position   for eviction policies, see `store.policies.contract.BlockFacts`:
                                          parent is the key of the block before it in its prefix
-    group_id                             objects of one group can be removed together; 0: no group
     soft_until                           evicted only when nothing else is left, until this time
     hard_pin                             never evicted
     """
@@ -112,7 +111,6 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     digest: int = 0
     cost_s: float = 0.0
     class_id: int = 0
-    group_id: int = 0
     soft_until: float = 0.0
     hard_pin: bool = False
     parent: int | None = None
@@ -137,16 +135,13 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fa
 
 @dataclass(slots=True)
 class Terms:
-    """Attributes that few objects have: pins, a lease of the object itself, a group. See Wanted.
+    """Attributes that few objects have: pins. See Wanted.
 
-    lease_until    leased until this time to all readers, 0.0 without a lease; never shortened
     is_pinned      VISIBLE and pinned hard (kept by the directory)
     """
 
-    group_id: int = 0
     soft_until: float = 0.0
     hard_pin: bool = False
-    lease_until: float = 0.0
     is_pinned: bool = False
 
 
@@ -227,7 +222,7 @@ class PoolObject:
 
     def held(self) -> bool:
         """Tell whether it is leased, or its tier still has to read it."""
-        return bool(self.lessees or self.unsaved or (self.terms and self.terms.lease_until))
+        return bool(self.lessees or self.unsaved)
 
     def hard_pinned(self) -> bool:
         """Tell whether it is never evicted."""

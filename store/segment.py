@@ -171,7 +171,7 @@ class Segment:
         """Call after any change of an object's state, leases, pins or unsaved."""
         evictable = obj.state is ObjectState.VISIBLE and not obj.lessees and not obj.unsaved
         if obj.terms is not None:
-            evictable = evictable and not obj.terms.lease_until and not obj.terms.hard_pin
+            evictable = evictable and not obj.terms.hard_pin
             self._note_pins(obj)
         if evictable is not obj.evictable:
             change = obj.padded if evictable else -obj.padded

@@ -81,7 +81,6 @@ class SegmentOrder:
         _unasked      rank -> segment whose first victim may have changed since it was asked
         _until        rank -> time at which its first victim may change by itself
         _asked_at     rank -> when it was asked for its first victim
-        _crowded      ranks of segments that were used beyond the high-water mark when they were ranked
         _ranked_free  rank -> free bytes when it was ranked
         _unpinned     rank -> bytes that are not pinned hard, when it was ranked
         _places       size -> how many objects of this size fit into all segments if only what is pinned
@@ -90,10 +89,9 @@ class SegmentOrder:
     Invariant: check().
     """
 
-    def __init__(self, high_water: float, coldest: Callable[[Segment, float], Coldest | None]):
-        """Begin without segments. high_water: used share of a crowded segment. coldest: of a segment, now."""
+    def __init__(self, coldest: Callable[[Segment, float], Coldest | None]):
+        """Begin without segments. coldest: of a segment, now."""
         self.total = Accounts()
-        self._high_water = high_water
         self._coldest = coldest
         self._by_rank: dict[int, Segment] = {}
         self._numbers: dict[int, int] = {}
@@ -102,7 +100,6 @@ class SegmentOrder:
         self._unasked: dict[int, Segment] = {}
         self._until = Ranking[int]()
         self._asked_at: dict[int, float] = {}
-        self._crowded: set[int] = set()
         self._ranked_free: dict[int, int] = {}
         self._unpinned: dict[int, int] = {}
         self._places: dict[int, int] = {}
@@ -131,7 +128,6 @@ class SegmentOrder:
         if not self._lines[segment.node].room:
             del self._lines[segment.node]
         self._until.discard(rank)
-        self._crowded.discard(rank)
         self._unasked.pop(rank, None)
         self._asked_at.pop(rank, None)
         for record in (self._by_rank, self._numbers, self._unpinned, self._ranked_free):
@@ -199,19 +195,6 @@ class SegmentOrder:
                 yield self._by_rank[rank]
             heads[preference] = next(lines[preference], END)
 
-    def take_crowded(self, target: Target) -> list[Segment]:
-        """Return segments used beyond the high-water mark, in order; each is named once until it changes."""
-        self._rank_changed()
-        ranks = self._crowded if target.rank is None else self._crowded & {target.rank}
-        found = sorted(ranks - target.without, key=self._numbers.__getitem__)
-        self._crowded.difference_update(found)
-        return [self._by_rank[rank] for rank in found]
-
-    def excess(self, segment: Segment) -> float:
-        """Return the bytes that a segment uses beyond its high-water mark; at most 0 when it does not."""
-        accounts = segment.accounts
-        return accounts.capacity - accounts.free - self._high_water * accounts.capacity
-
     def places(self, nbytes: int, rank: int | None = None) -> int:
         """Count the objects of nbytes (padded) that fit into all segments, or this rank's.
 
@@ -272,10 +255,6 @@ class SegmentOrder:
                 key = (-accounts.free, self._numbers[rank])
                 for line in self._lines_of(segment):
                     line.room.rank(rank, key)
-            if self.excess(segment) > 0:
-                self._crowded.add(rank)
-            else:
-                self._crowded.discard(rank)
             if self._unpinned[rank] != accounts.capacity - accounts.pinned:
                 self._note_unpinned(rank, accounts.capacity - accounts.pinned)
         self._changed.clear()
@@ -323,7 +302,6 @@ class SegmentOrder:
     def _check_ranked(self, rank: int, segment: Segment) -> None:
         accounts, number = segment.accounts, self._numbers[rank]
         assert self._unpinned[rank] == accounts.capacity - accounts.pinned
-        assert self.excess(segment) > 0 or rank not in self._crowded
         for line in self._lines_of(segment):
             assert line.room.key(rank) == (-accounts.free, number)
             if rank in self._unasked:

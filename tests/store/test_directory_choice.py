@@ -55,20 +55,15 @@ class Scan(SegmentOrder):
             (segment for cold, segment in found if cold is not None), key=lambda s: keys[s.rank]
         )
 
-    def take_crowded(self, target: Target) -> list[Segment]:
-        return [segment for segment in self._among(target) if self.excess(segment) > 0]
-
     def places(self, nbytes: int, rank: int | None = None) -> int:
         accounts = [segment.accounts for at, segment in self._by_rank.items() if rank in (None, at)]
         return sum((one.capacity - one.pinned) // nbytes for one in accounts)
 
 
-def pool(high_water: float, policy: str, scans: bool) -> Directory:
-    directory = Directory(
-        SMALL, policy=policy_factory(policy), high_water=high_water, copy_cold_s=6.0, quarantine_s=9.0
-    )
+def pool(policy: str, scans: bool) -> Directory:
+    directory = Directory(SMALL, policy=policy_factory(policy), copy_cold_s=6.0, quarantine_s=9.0)
     if scans:
-        directory._order = Scan(high_water, directory._coldest)
+        directory._order = Scan(directory._coldest)
     for rank, (blocks, node) in SEGMENTS.items():
         directory.add_segment(rank, blocks * BLOCK, node, tier=rank == 5)
     return directory
@@ -162,11 +157,9 @@ STEPS = [put] * 8 + [end] * 6 + [look] * 4 + [save] * 3 + [replicate, stop, unpi
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
-@given(
-    st.integers(0, 1 << 32), st.sampled_from([1.0, 1.0, 0.7]), st.sampled_from(["lru", "lfu", "leaves-first"])
-)
-def test_the_choice_is_that_of_a_scan_of_all_segments(seed: int, high_water: float, policy: str) -> None:
-    ours, scan = (pool(high_water, policy, scans) for scans in (False, True))
+@given(st.integers(0, 1 << 32), st.sampled_from(["lru", "lfu", "leaves-first"]))
+def test_the_choice_is_that_of_a_scan_of_all_segments(seed: int, policy: str) -> None:
+    ours, scan = (pool(policy, scans) for scans in (False, True))
     for step, (mine, theirs) in enumerate(zip(lived(ours, seed, 60), lived(scan, seed, 60), strict=True)):
         assert mine == theirs, f"step {step // 3} of seed {seed}"
         ours.check()
@@ -174,7 +167,7 @@ def test_the_choice_is_that_of_a_scan_of_all_segments(seed: int, high_water: flo
 
 def test_of_two_equally_cold_blocks_the_one_on_the_preferred_segment_goes() -> None:
     for first, node, gone in ((None, None, 1), (None, 1, 5), (7, 1, 7), (None, 2, 7)):
-        directory = pool(1.0, "lru", scans=False)
+        directory = pool("lru", scans=False)
         for rank, (blocks, _) in SEGMENTS.items():
             wanted = [Wanted(BLOCK, 10 * rank + i, 0) for i in range(blocks)]
             made = directory.allocate_many("put", wanted, now=1, rank=rank)
@@ -211,7 +204,7 @@ print(told())
 
 def told() -> str:
     """A digest of all that can be seen of a few pools."""
-    seen = [repr(one) for seed in range(20) for one in lived(pool(0.8, "lru", scans=False), seed, 60)]
+    seen = [repr(one) for seed in range(20) for one in lived(pool("lru", scans=False), seed, 60)]
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()
 
 

@@ -144,13 +144,3 @@ def test_a_cold_copy_of_a_protected_class_stays() -> None:
     directory.release("copy", 1.0)
     put(directory, LOW, *range(10, 16), now=100.0)
     assert len(directory.locations(1, 1)) == 2
-
-
-def test_evicting_a_part_of_the_segment_at_once_stops_at_a_share() -> None:
-    directory = Directory(SMALL, policy=policy_factory("lru", shares=(0.5, 0.0)), evict_share=0.5)
-    directory.add_segment(1, 8 * BLOCK, 0)
-    put(directory, HIGH, 1, 2, 3, 4, 5)
-    put(directory, LOW, 6, 7, 8)
-    directory.lease("reader", [directory.find(key).object_id for key in (6, 7, 8)], 0.0, 10.0)
-    put(directory, LOW, 9, now=1.0)
-    assert there(directory, *range(1, 10)) == [2, 3, 4, 5, 6, 7, 8, 9]

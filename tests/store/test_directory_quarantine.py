@@ -110,10 +110,7 @@ def test_the_next_deadline_is_that_of_what_ends_first() -> None:
     assert directory.next_deadline() == QUARANTINE_S
     directory.lease("short", [obj.object_id], 0, until=50)
     assert directory.next_deadline() == 50
-    directory.read([1], [digest_of(1)], 0, lease_s=10)
-    assert directory.next_deadline() == 10
     directory.release("short", 1)
-    assert directory.expire(10) == 1
     assert directory.next_deadline() == QUARANTINE_S
 
 

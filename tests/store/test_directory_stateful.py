@@ -31,21 +31,16 @@ class Lives(RuleBasedStateMachine):
     family     object id -> number of its put, the same for its copies
     copied     those of order whose key is visible on both ranks, longest unused first
     expected   copies whose checksums were known when they were begun
-    own        object id -> until when it is leased to its readers; leases: owner -> (ids, until)
+    leases     owner -> (ids, until)
     late       object id -> (until when it is quarantined, writer)
     """
 
-    high_water, evict_share, lends = 1.0, 0.0, False
+    lends = False
 
     def __init__(self):
         super().__init__()
         self.directory = Directory(
-            SMALL,
-            max_unsaved_share=0.7,
-            copy_cold_s=COLD_S,
-            quarantine_s=QUARANTINE_S,
-            high_water=self.high_water,
-            evict_share=self.evict_share,
+            SMALL, max_unsaved_share=0.7, copy_cold_s=COLD_S, quarantine_s=QUARANTINE_S
         )
         self.directory.add_segment(TIER_RANK, SEGMENT, 0, tier=True)
         self.directory.add_segment(PLAIN_RANK, SEGMENT, 1, saver=TIER_RANK if self.lends else None)
@@ -60,8 +55,6 @@ class Lives(RuleBasedStateMachine):
         self.expected: set[int] = set()
         self.hard: set[int] = set()
         self.soft: dict[int, float] = {}
-        self.group: dict[int, int] = {}
-        self.own: dict[int, float] = {}
         self.leases: dict[str, tuple[set[int], float]] = {}
         self.late: dict[int, tuple[float, int | None]] = {}
         self.unsaved: set[int] = set()
@@ -90,8 +83,7 @@ class Lives(RuleBasedStateMachine):
         return min(self.visible(key), key=lambda i: (self.objects[i].rank != rank, i))
 
     def leased(self) -> set[int]:
-        by_owners = {i for ids, until in self.leases.values() if until > self.now for i in ids}
-        return by_owners | {i for i, until in self.own.items() if until > self.now}
+        return {i for ids, until in self.leases.values() if until > self.now for i in ids}
 
     def expire(self) -> None:
         self.leases = {o: lease for o, lease in self.leases.items() if lease[1] > self.now}
@@ -131,7 +123,7 @@ class Lives(RuleBasedStateMachine):
             self.leave(i)
             for record in (self.objects, self.states, self.keys, self.family):
                 del record[i]
-            for record in (self.used, self.soft, self.group, self.own, self.late):
+            for record in (self.used, self.soft, self.late):
                 record.pop(i, None)
             self.hard.discard(i)
             for leased, _ in self.leases.values():
@@ -142,7 +134,7 @@ class Lives(RuleBasedStateMachine):
         """Who went must have been, at its turn, the first to go in its segment."""
         for event in self.directory.drain_events():
             if isinstance(event, BlockRemoved) and event.tier == "dram":
-                assert rank in (None, event.rank) or self.high_water < 1
+                assert rank in (None, event.rank)
                 (gone,) = (i for i in self.visible(event.key) if self.objects[i].rank == event.rank)
                 assert self.evictable(event.rank)[0] == gone
                 self.forget([gone])
@@ -156,12 +148,11 @@ class Lives(RuleBasedStateMachine):
         rank=ranks,
         contiguous=st.booleans(),
         pins=st.sampled_from([(0.0, False)] * 4 + [(4.0, False), (1e9, False), (0.0, True)]),
-        group=st.integers(0, 1),
     )
-    def allocate(self, owner, key, quarters, rank, contiguous, pins, group) -> None:
+    def allocate(self, owner, key, quarters, rank, contiguous, pins) -> None:
         nbytes = BLOCK if key is not None else BLOCK * quarters // 4
         soft_until = self.now + pins[0] if pins[0] else 0.0
-        wanted = Wanted(nbytes, key, digest_of(key or 0), 0.0, 0, group, soft_until, pins[1])
+        wanted = Wanted(nbytes, key, digest_of(key or 0), 0.0, 0, soft_until, pins[1])
         self.start(owner, wanted, rank, contiguous)
 
     def start(self, owner: str, wanted: Wanted, rank: int | None, contiguous: bool = True) -> None:
@@ -195,7 +186,7 @@ class Lives(RuleBasedStateMachine):
         number = obj.object_id
         self.objects[number], self.states[number] = obj, ObjectState.WRITING
         self.keys[number], self.family[number] = wanted.key, family or number
-        self.group[number], self.soft[number] = wanted.group_id, wanted.soft_until
+        self.soft[number] = wanted.soft_until
         if wanted.hard_pin:
             self.hard.add(number)
 
@@ -314,8 +305,8 @@ class Lives(RuleBasedStateMachine):
         if obj is None:
             return False
         assert source in self.objects, "the source was evicted for its copy"
-        key, soft, group = self.keys[source], self.soft.get(source, 0.0), self.group[source]
-        wanted = Wanted(BLOCK, key, digest_of(key), 0.0, 0, group, soft, source in self.hard)
+        key, soft = self.keys[source], self.soft.get(source, 0.0)
+        wanted = Wanted(BLOCK, key, digest_of(key), 0.0, 0, soft, source in self.hard)
         self.record(obj, wanted, self.family[source])
         if self.states[source] is ObjectState.VISIBLE:
             self.expected.add(obj.object_id)
@@ -333,28 +324,7 @@ class Lives(RuleBasedStateMachine):
             if until is not None:
                 self.soft[i] = until
 
-    # ------------------------------------------------------------------------ reads and removal
-
-    @rule(wanted=st.lists(keys, max_size=4, unique=True), rank=ranks, seconds=st.integers(1, 5))
-    def read(self, wanted, rank, seconds) -> None:
-        digests = [digest_of(key) for key in wanted]
-        there = self.there()
-        expected = [self.nearest(key, rank) if key in there else None for key in wanted]
-        found = self.directory.read(wanted, digests, self.now, lease_s=seconds, rank=rank)
-        assert [obj and obj.object_id for obj in found] == expected
-        for i in reversed(expected):
-            if i is not None:
-                self.touch(i)
-                self.own[i] = max(self.own.get(i, 0.0), self.now + seconds)
-
-    @rule(wanted=st.lists(keys, max_size=4), seconds=st.integers(1, 5))
-    def exists(self, wanted, seconds) -> None:
-        digests = [digest_of(key) for key in wanted]
-        expected = [key in self.there() for key in wanted]
-        assert self.directory.exists(wanted, digests, self.now, lease_s=seconds) == expected
-        for key in wanted:
-            for i in self.visible(key):
-                self.own[i] = max(self.own.get(i, 0.0), self.now + seconds)
+    # ---------------------------------------------------------------------------------- removal
 
     @rule(key=keys, rank=ranks, force=st.booleans())
     def remove(self, key, rank, force) -> None:
@@ -373,17 +343,6 @@ class Lives(RuleBasedStateMachine):
                 self.leave(i)
                 self.keys[i] = None
         self.forget(gone)
-
-    @rule(group=st.none() | st.integers(0, 1), force=st.booleans())
-    def remove_all(self, group, force) -> None:
-        busy = (set() if force else self.leased()) | self.unsaved
-        removed = 0
-        for key in self.there():
-            ids = self.visible(key)
-            if group in (None, self.group[ids[0]]) and not busy & set(ids):
-                self.removed(ids, whole=True)
-                removed += 1
-        assert self.directory.remove_all(self.now, group_id=group, force=force) == removed
 
     # -------------------------------------------------------------------------- ends and leases
 
@@ -522,7 +481,7 @@ class Lives(RuleBasedStateMachine):
         assert stats["copies_dram"] == len(self.copied)
         assert stats["keys_ssd"] == len(self.tier)
         assert stats["free_bytes"] == self.free_bytes(TIER_RANK) + self.free_bytes(PLAIN_RANK)
-        times = [until for ids, until in self.leases.values() if ids] + list(self.own.values())
+        times = [until for ids, until in self.leases.values() if ids]
         times += [until for until, _ in self.late.values()]
         deadline = self.directory.next_deadline()
         if deadline > self.now:
@@ -537,12 +496,6 @@ class Lives(RuleBasedStateMachine):
             assert [obj.object_id for obj in found] == self.visible(key)
 
 
-class EagerLives(Lives):
-    """Evicts from two thirds on, and a third of the segment at least."""
-
-    high_water, evict_share = 0.6, 0.3
-
-
 class LendingLives(Lives):
     """Rank 1 saves the blocks of both."""
 
@@ -551,7 +504,6 @@ class LendingLives(Lives):
 
 TestLives = Lives.TestCase
 TestLendingLives = LendingLives.TestCase
-TestEagerLives = EagerLives.TestCase
-TestLives.settings = TestEagerLives.settings = TestLendingLives.settings = settings(
+TestLives.settings = TestLendingLives.settings = settings(
     max_examples=75, stateful_step_count=50, deadline=None, derandomize=True, database=None
 )

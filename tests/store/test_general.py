@@ -1,4 +1,4 @@
-"""What the directory promises beyond KV blocks: extents, copies, pins, leases of objects, removal."""
+"""What the directory promises beyond KV blocks: extents, copies, pins, removal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_object_that_no_hole_holds_is_found_in_pieces_and_frees_all_of_them()
     assert len(obj.extents) == 3
     assert sum(nbytes for _, nbytes in obj.extents) == 3 * KIB
     assert obj.offset == obj.extents[0][0]
-    assert directory.read([9], [0], 0)[0] is obj
+    assert directory.locations(9, 0) == [obj]
     directory.remove(9, 0, 0, force=True)
     directory.check()
     assert directory.stats()["free_bytes"] == 4 * KIB
@@ -113,7 +113,7 @@ def test_a_copy_is_found_only_after_its_put_end_and_by_whom_it_is_nearest_to() -
         for rank, node in [(None, None), (1, 0), (3, 0), (4, 1), (2, 0), (None, 1), (9, 9)]
     }
     assert near == {(None, None): 1, (1, 0): 1, (3, 0): 3, (4, 1): 3, (2, 0): 1, (None, 1): 3, (9, 9): 1}
-    assert directory.read([7], [0], 0, node=1)[0] is copy
+    assert directory.lookup([7], [0], 0, node=1) == [copy]
 
 
 def test_copies_lie_on_distinct_segments_as_many_as_there_are() -> None:
@@ -318,85 +318,6 @@ def test_a_pin_holds_for_all_copies_also_for_one_that_is_made_later() -> None:
     assert there(directory, 1, 2) == [1, 2]
 
 
-def test_above_the_high_water_mark_a_put_evicts_though_there_is_room() -> None:
-    directory = pool(100, high_water=0.9, evict_share=0.05)
-    for key in range(91):
-        put(directory, key, now=key)
-    assert directory.counters["evictions"] == 0, "just above: the next put finds it"
-    put(directory, 200, now=200)
-    assert directory.counters["evictions"] == 5, "5 % at least, the oldest"
-    assert there(directory, *range(6)) == [5]
-
-
-def test_a_failed_allocation_frees_a_share_of_the_segment_too() -> None:
-    directory = pool(100, evict_share=0.05)
-    for key in range(100):
-        put(directory, key, now=key)
-    put(directory, 200, now=200)
-    assert directory.counters["evictions"] == 5
-    put(directory, 201, 7, now=201)
-    assert directory.counters["evictions"] == 10
-
-
-def test_above_the_mark_nothing_goes_that_is_leased() -> None:
-    directory = pool(10, high_water=0.5, evict_share=0.2)
-    for key in range(6):
-        put(directory, key)
-    directory.exists(range(6), [0] * 6, 0, lease_s=10)
-    put(directory, 7, now=5)
-    assert directory.counters["evictions"] == 0
-    put(directory, 8, now=10)
-    assert directory.counters["evictions"] == 2
-
-
-# ------------------------------------------------------------------------------------- leases
-
-
-def test_a_finished_put_grants_no_lease_and_reading_does() -> None:
-    directory = pool(1)
-    put(directory, 1)
-    put(directory, 2, now=1)
-    directory.read([2], [0], 1)
-    with pytest.raises(PoolFull):
-        put(directory, 3, now=10.9)
-    put(directory, 3, now=11)
-    assert there(directory, 2, 3) == [3]
-
-
-def test_asking_whether_it_exists_leases_too_and_a_lease_is_never_shortened() -> None:
-    directory = pool(2)
-    put(directory, 1)
-    assert directory.exists([1, 2], [0, 0], 0, lease_s=20) == [True, False]
-    directory.read([1], [0], 1, lease_s=5)
-    for now in (6.0, 19.9):
-        with pytest.raises(ObjectInUse, match="rank 1 is leased"):
-            directory.remove(1, 0, now)
-    directory.read([1], [0], 19.9, lease_s=5)
-    with pytest.raises(ObjectInUse):
-        directory.remove(1, 0, 24.8)
-    directory.check()
-    assert directory.remove(1, 0, 24.9) == 1
-
-
-def test_each_key_of_a_read_is_a_hit_or_a_miss_by_itself() -> None:
-    directory = pool(8)
-    one, three = put(directory, 1), put(directory, 3)
-    assert directory.read([1, 2, 3], [0, 0, 0], 0) == [one, None, three]
-    assert directory.read([1, 3], [5, 0], 0) == [None, three]
-    stats = directory.stats()
-    assert (stats["lookups"], stats["blocks_looked_up"], stats["hits_dram"]) == (2, 5, 3)
-    assert stats["digest_mismatches"] == 1
-
-
-def test_what_is_read_is_the_most_recently_used() -> None:
-    directory = pool(2)
-    put(directory, 1, now=1)
-    put(directory, 2, now=2)
-    directory.read([1], [0], 3, lease_s=0)
-    put(directory, 4, now=4)
-    assert there(directory, 1, 2, 4) == [1, 4]
-
-
 # ------------------------------------------------------------------------------------ removal
 
 
@@ -448,19 +369,6 @@ def test_a_block_that_its_tier_still_writes_is_not_removed_even_by_force() -> No
     directory.durable(1, [7])
     assert directory.remove(7, 0, 0) == 1
     assert directory.lookup([7], [0], 0)[0].tier == "ssd"
-
-
-def test_all_keys_or_those_of_a_group_go_but_for_leased_ones() -> None:
-    directory = pool(8)
-    for key in range(6):
-        put(directory, key, group_id=key % 2, hard_pin=key == 4)
-    directory.exists([0, 1], [0, 0], 0)
-    assert directory.remove_all(1, group_id=1) == 2
-    assert there(directory, *range(6)) == [0, 1, 2, 4]
-    assert directory.remove_all(2) == 2
-    assert there(directory, *range(6)) == [0, 1]
-    assert directory.remove_all(2, force=True) == 2
-    assert directory.stats()["free_bytes"] == 8 * KIB
 
 
 def test_a_pool_without_a_block_layout_has_objects_of_any_size_and_no_tier() -> None:
