@@ -39,8 +39,8 @@ Capability: TypeAlias = tuple[int, int] | tuple[int, int, str]
 """Compute capability: (8, 0) is sm_80, (9, 0, "a") is sm_90a."""
 cuda: Any = _cuda
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
-if "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS" not in os.environ:
-    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # type: ignore[attr-defined]  # a small batch is no mistake
+os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
+"""A small batch is no mistake. Numba reads its variables anew when one has changed, and forgets a setting."""
 CHUNK_ALIGNMENT = None if SIMULATED else 16
 """Of shared arrays that chunks of 16 bytes are copied to; the simulator knows no alignment."""
 MAX_SHARED_BYTES = 48 * 1024
