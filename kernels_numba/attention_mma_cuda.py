@@ -56,7 +56,7 @@ WARP_TOKENS = 32
 HEAD_DIMS = (64, 128)
 PIECE_STEP = 64
 """Tokens: pieces of a context are whole tiles of every head_dim."""
-MIN_PIECE = 256
+MIN_PIECE = 128
 """Tokens; a shorter piece of a context costs more to merge than it wins."""
 LOWEST = np.float32(-1e30)
 ZERO = np.float32(0.0)
