@@ -1,8 +1,8 @@
 """Figures of the CUDA kernels on a GPU: the parts "measure_*" of gpu_report, each figure as a benchmark row.
 
 Needs torch. Ours, the peer and the machine's limit take turns in one run; ours and the peer's are medians,
-the limit is its best run. Attention is timed as graphs, as an engine runs it; the figures "one call" include
-what a launch costs on the host.
+the limit is its best run. They are timed as graphs; the figures "one call" include what the host does for a
+launch.
 """
 
 from __future__ import annotations
@@ -195,16 +195,19 @@ def _mover_rows(layers: int, kv_heads: int, head_dim: int, pages: int) -> list[d
         (ids.shape[0], layers, 2, kv_heads, 8 * PAGE, head_dim), device=DEVICE, dtype=torch.bfloat16
     )
     work, (copy, copied) = 2 * out.numel() * 2 / 1e9, copier()
-    gather, scatter, bound = seconds(
-        lambda: kernels_numba.gather_blocks(caches, ids, out),
-        lambda: kernels_numba.scatter_blocks(out, caches, ids),
-        copy,
+
+    def ours() -> None:
+        kernels_numba.gather_blocks(caches, ids, out)
+
+    gather, scatter, eager, bound = seconds(
+        graphed(ours), graphed(lambda: kernels_numba.scatter_blocks(out, caches, ids)), ours, copy
     )
     limit = ("device copy", copied / min(bound))
     what = f"{out.numel() * 2 / 2**20:.0f} MiB, {layers} layers, {kv_heads} x {head_dim}"
     return [
         row(f"gather_blocks {what}", "GB/s", work, gather, None, limit),
         row(f"scatter_blocks {what}", "GB/s", work, scatter, None, limit),
+        row(f"gather_blocks {what}, one call", "GB/s", work, eager, None, limit),
     ]
 
 
@@ -221,9 +224,9 @@ def _page_rows(layers: int, pages: int, tokens: int) -> list[dict[str, Any]]:
     tables = torch.cat((angles, angles), -1), torch.cat((-angles, angles), -1)
     new: Any = (fused[:, 0], fused[:, 1], keys, values, slots)
     mine, tokens_moved, turned, bound = seconds(
-        lambda: kernels_numba.copy_pages(caches, sources, targets),
-        lambda: kernels_numba.scatter_kv(*new),
-        lambda: kernels_numba.scatter_kv(*new, rotary=tables, positions=slots),
+        graphed(lambda: kernels_numba.copy_pages(caches, sources, targets)),
+        graphed(lambda: kernels_numba.scatter_kv(*new)),
+        graphed(lambda: kernels_numba.scatter_kv(*new, rotary=tables, positions=slots)),
         copy,
     )
     limit = ("device copy", copied / min(bound))
@@ -244,8 +247,8 @@ def _codec_rows(name: str, layers: int, kv_heads: int, head_dim: int, pages: int
     out = torch.empty(shape, device=DEVICE, dtype=torch.uint8)
     copy, copied = copier()
     encode, decode, bound = seconds(
-        lambda: kernels_numba.gather_blocks(caches, ids, out, codec=own),
-        lambda: kernels_numba.scatter_blocks(out, caches, ids, codec=own),
+        graphed(lambda: kernels_numba.gather_blocks(caches, ids, out, codec=own)),
+        graphed(lambda: kernels_numba.scatter_blocks(out, caches, ids, codec=own)),
         copy,
     )
     limit = ("device copy", copied / min(bound))

@@ -336,7 +336,7 @@ def test_the_figures_are_made_of_medians_and_of_the_best_limit(monkeypatch) -> N
     rows = gpu_figures._mover_rows(2, 1, 8, 16) + gpu_figures._page_rows(1, 4, 32)
     rows += gpu_figures._codec_rows("int4", 1, 1, 64, 16)
     rows += gpu_figures._decode_rows(2, 64, 2, torch.float32) + gpu_figures._prefill_rows(16, 32)
-    assert len(rows) == 2 + 3 + 2 + 2 + 3
+    assert len(rows) == 3 + 3 + 2 + 2 + 3
     for row in rows:
         assert set(row) == {
             "name",
