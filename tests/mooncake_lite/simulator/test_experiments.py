@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -19,8 +18,6 @@ from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator import compare_admission, compare_policies
 from mooncake_lite.simulator.compare import Comparison, Row
 from mooncake_lite.simulator.experiment_commands import PROFILE, finite
-from mooncake_lite.simulator.trace_source import TraceRequests
-from mooncake_lite.simulator.traces import TraceRequest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -109,18 +106,6 @@ def test_the_page_has_the_tables_of_the_results_that_lie_beside_it() -> None:
         rows = [Row(row.pop(varied), row, {fact: row.pop(fact) for fact in facts}) for row in found["rows"]]
         for line in Comparison(varied, found["rate"], found["seeds"], rows).table(columns):
             assert tuple(" ".join(line).split()) in printed
-
-
-@pytest.mark.quick
-def test_a_trace_is_played_at_its_times_and_equal_ids_are_a_shared_prefix() -> None:
-    document, other = list(range(40)), list(range(100, 141))
-    lines = [(0, 3, document), (60_000, 5, [*document, 50]), (90_000, 0, other), (90_500, 2, [60])]
-    trace = [TraceRequest(at, 512 * len(ids), answer, ids) for at, answer, ids in lines]
-    experiment = compare_policies.cluster(named_profile(PROFILE), 2, 1, len(trace))
-    outcome = experiment.play(TraceRequests(trace))
-    shared, new, _ = outcome.latencies  # the first one warms the cluster up
-    assert new.arrived_s - shared.arrived_s == pytest.approx(30.0)
-    assert shared.ttft_s < 0.2 * new.ttft_s < inf, "its document was computed a minute before"
 
 
 @pytest.mark.quick
