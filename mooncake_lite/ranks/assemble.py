@@ -209,8 +209,9 @@ class _Compute:
         threads = threads_for(config, usable_cores(), role, near.roles)
         set_thread_environment(threads)  # Numba reads it when it is imported, by build_engine
 
-        from mooncake_lite.engine import Runner, StagingBlocks
         from mooncake_lite.engine.build import build_engine
+        from mooncake_lite.engine.runner import Runner
+        from mooncake_lite.engine.staging import StagingBlocks
         from mooncake_lite.ranks.computing.build import computing_rank
         from mooncake_lite.ranks.computing.connections import Connections
         from mooncake_lite.ranks.computing.loop import Loop, StepRunner

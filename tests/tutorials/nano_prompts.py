@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine import Engine, Runner
+from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.local import BLOCK_TOKENS
+from mooncake_lite.engine.runner import Runner
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import load_model
 from mooncake_lite.model.resolve import resolve_model

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine import Engine, Runner, StagingBlocks
+from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.local import BLOCK_TOKENS
+from mooncake_lite.engine.runner import Runner
+from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import Model
 from scheduler.instance import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine import EmulatedEngine
+from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import PassLoad, load_of
 from scheduler.instance import JobId, pages_for
@@ -160,7 +160,8 @@ RANK = """
 import sys
 from pathlib import Path
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.engine import Runner, StagingBlocks
+from mooncake_lite.engine.runner import Runner
+from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.engine.build import emulated_engine
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.model.config import load_config

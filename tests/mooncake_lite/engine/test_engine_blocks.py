@@ -10,7 +10,7 @@ import torch
 
 from kernels_numba.codecs import CODECS
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine import Engine
+from mooncake_lite.engine.engine import Engine
 from mooncake_lite.model.forward import load_model
 from scheduler.instance import pages_for
 from store.layout import BlockLayout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mooncake_lite.engine import Engine
+from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import load_model
 from scheduler.instance.step import Chunk, Draw, JobId

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine import Engine, Runner
+from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.logprobs import ROWS
+from mooncake_lite.engine.runner import Runner
 from mooncake_lite.messages import Logprobs, Sampling
 from mooncake_lite.model.forward import load_model
 from scheduler.instance import (

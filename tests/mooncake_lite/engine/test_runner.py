@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mooncake_lite.engine import Runner, StagingBlocks, flights
+from mooncake_lite.engine import flights
+from mooncake_lite.engine.runner import Runner
+from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
 from scheduler.instance import Step, TransferEnded
 from scheduler.instance.step import Admission, LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mooncake_lite.engine import Drawn
-from mooncake_lite.engine import sample as sample_rows
+from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.nucleus import kept
+from mooncake_lite.engine.sampler import sample as sample_rows
 from mooncake_lite.messages import Logprobs, Sampling
 from scheduler.instance.step import Draw
 

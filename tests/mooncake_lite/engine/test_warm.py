@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from kernels_numba.ahead import compile_ahead, steps_of
-from mooncake_lite.engine import Engine
+from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.compiling import kernel_use
 from mooncake_lite.engine.warm import warm_up
 from mooncake_lite.messages import Sampling
