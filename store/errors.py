@@ -21,6 +21,8 @@ StoreError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class StoreError(Exception):
     """Base of all errors of the pool."""
@@ -34,31 +36,23 @@ class LayoutError(StoreError, ValueError):
     """A size, a buffer or a list does not fit the layout of a block."""
 
 
+@dataclass(kw_only=True, eq=False)
 class PoolFull(StoreError):
     """No space for `needed_bytes`. All other fields say what holds the pool (bytes)."""
 
-    def __init__(
-        self,
-        *,
-        needed_bytes: int,
-        capacity_bytes: int,
-        free_bytes: int,
-        evictable_bytes: int,
-        leased_bytes: int,
-        writing_bytes: int,
-        unsaved_bytes: int,
-    ):
-        self.needed_bytes = needed_bytes
-        self.capacity_bytes = capacity_bytes
-        self.free_bytes = free_bytes
-        self.evictable_bytes = evictable_bytes
-        self.leased_bytes = leased_bytes
-        self.writing_bytes = writing_bytes
-        self.unsaved_bytes = unsaved_bytes
-        super().__init__(
-            f"pool full: {needed_bytes} B needed of {capacity_bytes} B; free {free_bytes}, evictable "
-            f"{evictable_bytes}, leased or pinned {leased_bytes}, being written {writing_bytes}, "
-            f"not yet on SSD {unsaved_bytes}"
+    needed_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    evictable_bytes: int
+    leased_bytes: int
+    writing_bytes: int
+    unsaved_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"pool full: {self.needed_bytes} B needed of {self.capacity_bytes} B; free {self.free_bytes}, "
+            f"evictable {self.evictable_bytes}, leased or pinned {self.leased_bytes}, being written "
+            f"{self.writing_bytes}, not yet on SSD {self.unsaved_bytes}"
         )
 
 
