@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.tools.demo.cluster import free_port
+from mooncake_lite.tools.demo.cluster import free_port, wait_for_end
 
 VARIABLE = "MOONCAKE_LITE_PEER_PYTHON"
 """Names an interpreter whose environment has peers that this one lacks."""
@@ -97,7 +97,7 @@ def store_peer_master(peer: StorePeer, lease_ms: int) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()
-        wait_for_end(process)
+        wait_for_end(process, STOP_S)
 
 
 def _wait_for_port(port: int) -> None:
@@ -107,15 +107,6 @@ def _wait_for_port(port: int) -> None:
             return
         time.sleep(0.05)
     raise ClusterError(f"the peer's master does not listen after {START_S:.0f} s")
-
-
-def wait_for_end(process: subprocess.Popen[Any]) -> None:
-    """Wait for a process that has been told to end, and kill it if it does not."""
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(STOP_S)
 
 
 class Worker:
@@ -173,5 +164,5 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        wait_for_end(self._process)
+        wait_for_end(self._process, STOP_S)
         self._process.stdout.close()

@@ -40,6 +40,15 @@ def free_port() -> int:
             return port
 
 
+def wait_for_end(process: subprocess.Popen[Any], limit_s: float) -> None:
+    """Wait for a process that has been told to end, and kill it if it does not."""
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(limit_s)
+
+
 class Cluster:
     """One run of `mooncake-lite serve FLAGS` on a free port; use it in a `with` statement.
 
@@ -117,13 +126,8 @@ class Cluster:
         if process is None:
             return 0.0
         started = time.monotonic()
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_LIMIT_S)
+        process.terminate()
+        wait_for_end(process, STOP_LIMIT_S)
         return time.monotonic() - started
 
 
