@@ -40,8 +40,7 @@ from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.model.config import load_config
-from mooncake_lite.model.progress import console_progress
-from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.progress import resolve_visibly
 from mooncake_lite.model.sizes import context_length
 from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from mooncake_lite.ranks.computing.build import computing_rank
@@ -283,8 +282,7 @@ class _Process:
         from mooncake_lite.engine.compiling import console_compiling
         from mooncake_lite.engine.runner import Runner
 
-        with console_progress() as progress:
-            folder = resolve_model(config.model, progress=progress)
+        folder = resolve_visibly(config.model)
         self._model = load_config(folder)
         self._tokenizer = load_tokenizer(folder)
         self._work = PromptWork(self._settings(config, folder), self._tokenizer)

@@ -66,12 +66,10 @@ def generate(
     from mooncake_lite.engine.local import generate_tokens, use_threads
     from mooncake_lite.messages import Sampling
     from mooncake_lite.model.forward import load_model
-    from mooncake_lite.model.progress import console_progress
-    from mooncake_lite.model.resolve import resolve_model
+    from mooncake_lite.model.progress import resolve_visibly
     from mooncake_lite.model.tokenizer import load_tokenizer
 
-    with console_progress() as progress:
-        folder = resolve_model(name, progress=progress)
+    folder = resolve_visibly(name)
     tokenizer = load_tokenizer(folder)
     text = prompt if raw else tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
     prompt_ids = tokenizer.encode(text, add_special_tokens=raw)

@@ -24,7 +24,6 @@ from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.model.config import ModelConfig, load_config
-from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.file import profile_of
@@ -59,10 +58,9 @@ def find_model(config: ServeConfig) -> FoundModel:
     Raises ModelError or CacheError; also when it does not have the weights that are asked for. Raises
     ConfigError when a profile is of another model, or an emulated engine has none; that needs no weights.
     """
-    from mooncake_lite.model.progress import console_progress
+    from mooncake_lite.model.progress import resolve_visibly
 
-    with console_progress() as progress:
-        folder = resolve_model(config.model, progress=progress)
+    folder = resolve_visibly(config.model)
     sizes = load_config(folder)
     if config.profile or config.engine == "emulated":
         profile_of(config, folder, sizes)

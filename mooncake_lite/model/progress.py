@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from mooncake_lite.model import resolve
 from mooncake_lite.model.fetch import Progress as Report
 
 _LABELS = {
@@ -20,6 +22,12 @@ _LABELS = {
     "unpack": "unpacking",
     "convert": "converting to float32",
 }
+
+
+def resolve_visibly(model: str | Path, console: Console | None = None) -> Path:
+    """Return the folder of a model, as `resolve_model` does, and show a pull. Raises ModelError."""
+    with console_progress(console) as progress:
+        return resolve.resolve_model(model, progress=progress)
 
 
 @contextmanager

@@ -22,8 +22,7 @@ import msgspec
 
 from mooncake_lite.config.serve import DEFAULT_MODEL
 from mooncake_lite.errors import ClusterError, ConfigError
-from mooncake_lite.model.progress import console_progress
-from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.progress import resolve_visibly
 from mooncake_lite.profiles.file import Profile, parse_profile, shipped_profile
 from mooncake_lite.tools.client import AnswerFailed, events
 from mooncake_lite.tools.demo.cluster import Cluster
@@ -41,10 +40,7 @@ FOUR_RANKS = ("--prefill", "1", "--decode", "1", "--store", "1")
 
 def model_folder(folder: Path | None) -> Path:
     """Return the folder of a model, of the default one where none is given. Raises ModelError."""
-    if folder is not None:
-        return folder
-    with console_progress() as progress:
-        return resolve_model(DEFAULT_MODEL, progress=progress)
+    return resolve_visibly(DEFAULT_MODEL) if folder is None else folder
 
 
 def scaled_profile(folder: Path, factor: float) -> Profile:

@@ -87,12 +87,10 @@ Result = TypeVar("Result")
 def _played(console: Console, play: Callable[[Path, Path], Result]) -> Result:
     """Get the model, and play with its folder, and with one that is gone afterwards."""
     from mooncake_lite.config.serve import DEFAULT_MODEL
-    from mooncake_lite.model.progress import console_progress
-    from mooncake_lite.model.resolve import resolve_model
+    from mooncake_lite.model.progress import resolve_visibly
 
     started = time.monotonic()
-    with console_progress(console) as progress:
-        model_dir = resolve_model(DEFAULT_MODEL, progress=progress)
+    model_dir = resolve_visibly(DEFAULT_MODEL, console)
     console.print(
         f"The model: {model_dir} ({time.monotonic() - started:.1f} s)", highlight=False, soft_wrap=True
     )

@@ -65,12 +65,10 @@ def profile(
 
     from mooncake_lite.config.machine import usable_cores
     from mooncake_lite.model.config import load_config
-    from mooncake_lite.model.progress import console_progress
-    from mooncake_lite.model.resolve import resolve_model
+    from mooncake_lite.model.progress import resolve_visibly
     from mooncake_lite.profiles.file import EngineUsed, write_profile
 
-    with console_progress() as progress:
-        folder = resolve_model(model, progress=progress)
+    folder = resolve_visibly(model)
     sizes = load_config(folder)
     before = _existing(out, sizes, folder.name)
     used = EngineUsed(dtype, device, weights, threads or usable_cores())
