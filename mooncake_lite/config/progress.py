@@ -5,7 +5,7 @@ Used by the commands that print tables or take a while. It knows nothing of what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -20,12 +20,23 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
 
 def wide_console(columns: int = 150) -> Console:
     """Stdout. Where it is no terminal it has so many columns that a row stays a line."""
     console = Console()
     return console if console.is_terminal else Console(width=columns)
+
+
+def plain_table(
+    *names: str, left: Collection[str] = (), title: str | None = None, no_wrap: bool = False
+) -> Table:
+    """Make a table without lines. Its columns are right-aligned, as numbers are, but for those in `left`."""
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=no_wrap)
+    return table
 
 
 @contextmanager

@@ -173,22 +173,17 @@ def _size(blocks: int | None) -> str:
 
 def _show(rows: Sequence[Row]) -> None:
     """Two tables, one line per policy, and what the learned policy guarantees."""
-    from rich.table import Table
-
-    from mooncake_lite.config.progress import wide_console
+    from mooncake_lite.config.progress import plain_table, wide_console
 
     console = wide_console()
     sizes = list(dict.fromkeys(row.blocks for row in rows))
     by_policy: dict[str, list[Row]] = {}
     for row in rows:
         by_policy.setdefault(row.policy, []).append(row)
+    first = "blocks of the pool"
     for title, rate in (("hits of all blocks", ALL), ("hits of complete blocks only", COMPLETE)):
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
-        table.add_column("blocks of the pool")
-        for size in sizes:
-            table.add_column(_size(size), justify="right")
-        if rate == ALL:
-            table.add_column("seconds", justify="right")
+        heads = [first, *map(_size, sizes), *(["seconds"] if rate == ALL else [])]
+        table = plain_table(*heads, left={first}, title=title)
         for name, mine in by_policy.items():
             seconds = [f"{sum(row.wall_s for row in mine):.1f}"] if rate == ALL else []
             table.add_row(name, *(f"{getattr(row, rate):.4f}" for row in mine), *seconds)

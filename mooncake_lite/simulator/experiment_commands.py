@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from mooncake_lite.config.options import OUT_FILE, write_out
-from mooncake_lite.config.progress import counted, wide_console
+from mooncake_lite.config.progress import counted, plain_table, wide_console
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator import compare_admission, compare_policies
@@ -165,14 +165,9 @@ def parse_names(option: str, words: str, known: Collection[str]) -> list[str]:
 
 def show(title: str, result: Comparison, columns: Columns) -> None:
     """Print a table: the first column is left-aligned, numbers are right-aligned."""
-    from rich.table import Table
-
     console = wide_console()
     console.print(title, highlight=False)
-    table = Table(box=None, pad_edge=False)
-    table.add_column(result.varied)
-    for head in columns:
-        table.add_column(head, justify="right")
+    table = plain_table(result.varied, *columns, left={result.varied})
     for row in result.table(columns):
         table.add_row(*row)
     console.print(table)

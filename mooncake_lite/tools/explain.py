@@ -153,19 +153,16 @@ def _known(request_id: str, ids: Sequence[str], where: str) -> str:
 
 
 def _show(found: Explanation) -> None:
-    from rich.table import Table
-
-    from mooncake_lite.config.progress import wide_console
+    from mooncake_lite.config.progress import plain_table, wide_console
 
     click.echo(_headline(found))
     if not found.candidates:
         return
-    table = Table(box=None, pad_edge=False)
     unit = OTHER_SCORES.get(found.policy, "ms")
     times = ("TTFT ms", "queue ms", "transfer ms", "start ms", "compute ms")
     others = ("near", "reused", "best", "fetch", "batch", "TBT ms")
-    for name in ("prefill", "decode", f"score {unit}".strip(), *times, *others):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("prefill", "decode", f"score {unit}".strip(), *times, *others)
+    table = plain_table(*names, no_wrap=True)
     for row in found.candidates:
         table.add_row(*_cells(row, unit))
     wide_console().print(table)

@@ -50,17 +50,14 @@ def as_dict(found: Found) -> dict[str, Any]:
 
 def show(found: Found) -> None:
     """The matrix on stdout: a row per reader, a column per source."""
-    from rich.table import Table
     from rich.text import Text
 
-    from mooncake_lite.config.progress import wide_console
+    from mooncake_lite.config.progress import plain_table, wide_console
 
     ranks = range(len(found.hosts))
     cells = {(pair.reader, pair.source): pair for pair in found.pairs}
-    table = Table(box=None, pad_edge=False)
-    table.add_column("reader \\ source")
-    for rank in ranks:
-        table.add_column(f"rank {rank}\n{found.hosts[rank]}", justify="right")
+    first = "reader \\ source"
+    table = plain_table(first, *(f"rank {rank}\n{found.hosts[rank]}" for rank in ranks), left={first})
     for reader in ranks:
         row = [Text(_cell(cells.get((reader, source)), reader == source)) for source in ranks]
         table.add_row(f"rank {reader} on {found.hosts[reader]}", *row)

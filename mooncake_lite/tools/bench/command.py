@@ -60,15 +60,11 @@ def bench(what: str, quick: bool, file: Path | None) -> None:
 
 def show(found: dict[str, Any]) -> None:
     """A table on stdout."""
-    from rich.table import Table
+    from mooncake_lite.config.progress import plain_table, wide_console
 
-    from mooncake_lite.config.progress import wide_console
-
-    table = Table(box=None, pad_edge=False)
     published = [row for row in found["rows"] if row.get("published")]
     names = ("", "unit", "ours", "beside", "its figure", "ratio", "limit", "share of it", "published")
-    for name in names if published else names[:-1]:
-        table.add_column(name, justify="left" if name in ("", "unit", "beside") else "right")
+    table = plain_table(*(names if published else names[:-1]), left=("", "unit", "beside"))
     for row in found["rows"]:
         ours, peer, ratio, limit, share = map(_figure, _cells(row))
         beside = row["peer"]["name"] if row["peer"] else ""

@@ -190,13 +190,10 @@ def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
     if not rows:
         click.echo("nothing there")
         return
-    from rich.table import Table
+    from mooncake_lite.config.progress import plain_table, wide_console
 
-    from mooncake_lite.config.progress import wide_console
-
-    table = Table(box=None, pad_edge=False)
-    for name, value in rows[0].items():
-        table.add_column(name, justify="right" if isinstance(value, int) else "left", no_wrap=True)
+    words = [name for name, value in rows[0].items() if not isinstance(value, int)]
+    table = plain_table(*rows[0], left=words, no_wrap=True)
     for row in rows:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else value for value in row.values()))
     wide_console().print(table)
