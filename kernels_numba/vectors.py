@@ -11,7 +11,10 @@ unrolled, so a count is a constant; LLVM picks the instructions. Explained in do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernels_numba.numerics import EXP2_FIT, EXP2_FLOOR, word  # first: it sets up Numba's cache folder
@@ -126,67 +129,87 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-# Where something lies: an array and an index (an integer, or a tuple of them; none negative).
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an element of an array lies. position: its index, integers of the machine's width."""
+
+    context: Any
+    builder: Any
+    array_type: Any
+    array: Any
+    position: list[Any]
+
+    def pointer(self, kind: Any, rows: int = 0, columns: int = 0) -> Any:
+        """Pointer to a `kind` that begins so many rows and columns further on."""
+        at = self.position
+        if rows or columns:
+            *front, row, column = at
+            at = [*front, self.builder.add(row, LONG(rows)), self.builder.add(column, LONG(columns))]
+        view = self.context.make_array(self.array_type)(self.context, self.builder, self.array)
+        pointer = cgutils.get_item_pointer(
+            self.context, self.builder, self.array_type, view, at, wraparound=False
+        )
+        return self.builder.bitcast(pointer, kind.as_pointer())
+
+    def vector(self, lanes: int, rows: int = 0, columns: int = 0) -> Any:
+        """Elements from there on, widened to float32 (int16 and uint16 as in numerics.widen)."""
+        builder, dtype = self.builder, self.array_type.dtype
+
+        def elements(kind: Any, align: int) -> Any:
+            return builder.load(self.pointer(ir.VectorType(kind, lanes), rows, columns), align=align)
+
+        floats, integers = ir.VectorType(FLOAT, lanes), ir.VectorType(INT, lanes)
+        if dtype == types.float32:
+            return elements(FLOAT, 4)
+        if dtype == types.int16:
+            return builder.fpext(elements(HALF, 2), floats)
+        wide = builder.zext(elements(ir.IntType(16), 2), integers)
+        return builder.bitcast(builder.shl(wide, same(integers, 16)), floats)
 
 
-def _position(context: Any, builder: Any, index_type: Any, index: Any) -> list[Any]:
-    """The integers of an index, all of the machine's width."""
-    if isinstance(index_type, types.Integer):
-        return [context.cast(builder, index, index_type, types.intp)]
-    integers = zip(cgutils.unpack_tuple(builder, index), index_type.types)
-    return [context.cast(builder, integer, kind, types.intp) for integer, kind in integers]
+def placed_word(result: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a word whose first arguments are an array and an index: an integer, or a tuple of them; none
+    negative. It is made of a function of LLVM's builder, the Place of that element, and the other arguments,
+    of which a constant is an int.
+
+    result   the type of its value, from the types of the other arguments and from the constants
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @functools.wraps(emit)
+        def typed(typing_context: Any, array: Any, index: Any, *given: Any) -> Any:
+            known = [getattr(kind, "literal_value", kind) for kind in given]
+
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                several = isinstance(index, types.BaseTuple)
+                integers = cgutils.unpack_tuple(builder, values[1]) if several else [values[1]]
+                kinds = index.types if several else [index]
+                position = [context.cast(builder, *each, types.intp) for each in zip(integers, kinds)]
+                place = Place(context, builder, array, values[0], position)
+                others = [one if isinstance(one, int) else value for one, value in zip(known, values[2:])]
+                value = emit(builder, place, *others)
+                return context.get_dummy_value() if value is None else value
+
+            return result(*known)(array, index, *given), generate
+
+        own = list(inspect.signature(typed, follow_wrapped=False).parameters.values())[:3]
+        others = list(inspect.signature(emit).parameters.values())[2:]
+        typed.__signature__ = inspect.Signature([*own, *others])
+        return intrinsic(prefer_literal=True)(typed)
+
+    return decorate
 
 
-def _moved(builder: Any, position: list[Any], rows: int, columns: int) -> list[Any]:
-    *front, row, column = position
-    return [*front, builder.add(row, LONG(rows)), builder.add(column, LONG(columns))]
-
-
-def _address(context: Any, builder: Any, array_type: Any, array: Any, index: list[Any], kind: Any) -> Any:
-    """Pointer to array[index] as a pointer to a `kind` that begins there."""
-    view = context.make_array(array_type)(context, builder, array)
-    pointer = cgutils.get_item_pointer(context, builder, array_type, view, index, wraparound=False)
-    return builder.bitcast(pointer, kind.as_pointer())
-
-
-def _load(context: Any, builder: Any, array_type: Any, array: Any, index: list[Any], lanes: int) -> Any:
-    """Elements from array[index] on, widened to float32 (int16 and uint16 as in numerics.widen)."""
-
-    def elements(kind: Any, align: int) -> Any:
-        pointer = _address(context, builder, array_type, array, index, ir.VectorType(kind, lanes))
-        return builder.load(pointer, align=align)
-
-    floats, integers = ir.VectorType(FLOAT, lanes), ir.VectorType(INT, lanes)
-    if array_type.dtype == types.float32:
-        return elements(FLOAT, 4)
-    if array_type.dtype == types.int16:
-        return builder.fpext(elements(HALF, 2), floats)
-    wide = builder.zext(elements(ir.IntType(16), 2), integers)
-    return builder.bitcast(builder.shl(wide, same(integers, 16)), floats)
-
-
-@intrinsic(prefer_literal=True)
-def load(typing_context, array, index, lanes):
+@placed_word(lambda lanes: Vector("float32", lanes))
+def load(builder, place, lanes):
     """The vector of `lanes` elements from array[index] on, as float32."""
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        return _load(context, builder, array, arguments[0], at, lanes.literal_value)
-
-    return Vector("float32", lanes.literal_value)(array, index, lanes), generate
+    return place.vector(lanes)
 
 
-@intrinsic
-def put(typing_context, array, index, vector):
+@placed_word(lambda vector: types.void)
+def put(builder, place, vector):
     """The reverse of load, into a float32 array."""
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        place = _address(context, builder, array, arguments[0], at, vector.llvm)
-        builder.store(arguments[2], place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, vector), generate
+    builder.store(vector, place.pointer(vector.type), align=4)
 
 
 @intrinsic(prefer_literal=True)
@@ -262,52 +285,26 @@ def zeros(typing_context, count, lanes):
     return types.UniTuple(kind, count.literal_value)(count, lanes), generate
 
 
-@intrinsic(prefer_literal=True)
-def load_tile(typing_context, array, index, rows, width, lanes):
+@placed_word(lambda rows, width, lanes: types.UniTuple(Vector("float32", lanes), rows * width))
+def load_tile(builder, place, rows, width, lanes):
     """tile[r * width + w] = the vector at array[index], r rows further down and w vectors further right."""
-    wide = lanes.literal_value
-    shape = [(r, w) for r in range(rows.literal_value) for w in range(width.literal_value)]
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        places = (_moved(builder, at, r, wide * w) for r, w in shape)
-        vectors = [_load(context, builder, array, arguments[0], place, wide) for place in places]
-        return cgutils.pack_array(builder, vectors)
-
-    tile = types.UniTuple(Vector("float32", wide), len(shape))
-    return tile(array, index, rows, width, lanes), generate
+    vectors = [place.vector(lanes, r, lanes * w) for r in range(rows) for w in range(width)]
+    return cgutils.pack_array(builder, vectors)
 
 
-@intrinsic(prefer_literal=True)
-def store_tile(typing_context, array, index, rows, width, tile):
+@placed_word(lambda rows, width, tile: types.void)
+def store_tile(builder, place, rows, width, tile):
     """The reverse of load_tile, into a float32 array."""
-    shape = [(r, w) for r in range(rows.literal_value) for w in range(width.literal_value)]
-    kind = tile.dtype.llvm
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        for (r, w), vector in zip(shape, cgutils.unpack_tuple(builder, arguments[4])):
-            place = _moved(builder, at, r, kind.count * w)
-            builder.store(vector, _address(context, builder, array, arguments[0], place, kind), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, rows, width, tile), generate
+    for number, vector in enumerate(cgutils.unpack_tuple(builder, tile)):
+        r, w = divmod(number, width)
+        builder.store(vector, place.pointer(vector.type, r, vector.type.count * w), align=4)
 
 
-@intrinsic(prefer_literal=True)
-def spread_column(typing_context, array, index, rows, lanes):
+@placed_word(lambda rows, lanes: types.UniTuple(Vector("float32", lanes), rows))
+def spread_column(builder, place, rows, lanes):
     """tile[r] = `lanes` times the float of a float32 array that lies r rows below array[index]."""
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        vectors = []
-        for r in range(rows.literal_value):
-            pointer = _address(context, builder, array, arguments[0], _moved(builder, at, r, 0), FLOAT)
-            vectors.append(spread_value(builder, builder.load(pointer), lanes.literal_value))
-        return cgutils.pack_array(builder, vectors)
-
-    tile = types.UniTuple(Vector("float32", lanes.literal_value), rows.literal_value)
-    return tile(array, index, rows, lanes), generate
+    vectors = [spread_value(builder, builder.load(place.pointer(FLOAT, r)), lanes) for r in range(rows)]
+    return cgutils.pack_array(builder, vectors)
 
 
 @word(lambda tile, rows, columns: tile(tile, rows, columns))
@@ -319,32 +316,19 @@ def add_products(builder, tile, rows, columns):
     return cgutils.pack_array(builder, added)
 
 
-@intrinsic(prefer_literal=True)
-def store_totals(typing_context, array, index, rows, tile):
+@placed_word(lambda rows, tile: types.void)
+def store_totals(builder, place, rows, tile):
     """Four floats r rows below array[index] = the sums over the lanes of tile[4 * r] to tile[4 * r + 3]."""
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        vectors = cgutils.unpack_tuple(builder, arguments[3])
-        for r in range(rows.literal_value):
-            sums = sums_of_four(builder, vectors[4 * r : 4 * r + 4])
-            place = _address(context, builder, array, arguments[0], _moved(builder, at, r, 0), sums.type)
-            builder.store(sums, place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, index, rows, tile), generate
+    vectors = cgutils.unpack_tuple(builder, tile)
+    for r in range(rows):
+        sums = sums_of_four(builder, vectors[4 * r : 4 * r + 4])
+        builder.store(sums, place.pointer(sums.type, r), align=4)
 
 
-@intrinsic
-def prefetch(typing_context, array, index):
+@placed_word(lambda: types.void)
+def prefetch(builder, place):
     """Ask for the cache line of array[index] to come to the second cache; nothing waits for it."""
-
-    def generate(context, builder, signature, arguments):
-        at = _position(context, builder, index, arguments[1])
-        prefetch_pointer(builder, _address(context, builder, array, arguments[0], at, BYTE), 2)
-        return context.get_dummy_value()
-
-    return types.void(array, index), generate
+    prefetch_pointer(builder, place.pointer(BYTE), 2)
 
 
 def prefetch_pointer(builder: Any, pointer: Any, nearness: int) -> None:
