@@ -26,19 +26,12 @@ class GeneralVerbs(Allocation):
     # ------------------------------------------------------------------------------- copies
 
     def put_copy(
-        self,
-        object_id: int,
-        *,
-        now: float,
-        owner: str | None = None,
-        rank: int | None = None,
-        node: int | None = None,
-        contiguous: bool = True,
+        self, object_id: int, *, now: float, owner: str | None = None, rank: int | None = None
     ) -> PoolObject:
         """Allocate a copy of an object (put_start), WRITING or VISIBLE, on a segment that has none yet.
 
-        owner        of the copy; None: that of the object
-        rank, node   as for allocate_many
+        owner   of the copy; None: that of the object
+        rank    only this rank's segment
 
         put_end makes the copy visible beside the others, and may come before that of the original. Raises
         UnknownObject, WrongState for an object that is not, or will never be, found by its key, CopyExists
@@ -50,7 +43,7 @@ class GeneralVerbs(Allocation):
         taken = frozenset(copy.rank for copy in source.copies or [source])
         if rank is not None and self._segment(rank).rank in taken:
             raise CopyExists(source.key, rank)
-        target = Target(rank, node=node, without=taken)
+        target = Target(rank, without=taken)
         terms = source.terms or Terms()
         wanted = Wanted(
             source.nbytes,
@@ -63,7 +56,7 @@ class GeneralVerbs(Allocation):
             source.parent,
             source.position,
         )
-        (copy,) = self._allocate(owner or source.owner, [wanted], target, contiguous, now)
+        (copy,) = self._allocate(owner or source.owner, [wanted], target, True, now)
         if source.copies is None:
             source.copies = [source]
         copy.copies = source.copies
@@ -72,16 +65,7 @@ class GeneralVerbs(Allocation):
         return copy
 
     def replicate(
-        self,
-        owner: str,
-        key: int,
-        digest: int,
-        *,
-        rank: int,
-        now: float,
-        until: float,
-        contiguous: bool = True,
-        idle_s: float = 0.0,
+        self, owner: str, key: int, digest: int, *, rank: int, now: float, until: float, idle_s: float = 0.0
     ) -> tuple[PoolObject, PoolObject]:
         """Allocate a copy of a visible key on this rank's segment; return (object to read, object to write).
 
@@ -95,7 +79,7 @@ class GeneralVerbs(Allocation):
         free, minus_used_s = self.space_for_copies(rank, now)
         if idle_s and free < source.padded and -minus_used_s > now - idle_s:
             raise segment.accounts.pool_full(source.padded)
-        copy = self.put_copy(source.object_id, now=now, owner=owner, rank=rank, contiguous=contiguous)
+        copy = self.put_copy(source.object_id, now=now, owner=owner, rank=rank)
         self._leases.lease(owner, [source], until)
         return source, copy
 

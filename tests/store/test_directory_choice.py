@@ -129,9 +129,7 @@ def replicate(directory: Directory, random_: random.Random, now: float) -> objec
     ids = [obj.object_id for obj in directory.visible_objects()]
     if not ids:
         return None
-    made = directory.put_copy(
-        random_.choice(ids), now=now, owner=owner(random_), node=random_.choice([None, 0, 1])
-    )
+    made = directory.put_copy(random_.choice(ids), now=now, owner=owner(random_))
     return made.rank, made.offset
 
 
