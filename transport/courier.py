@@ -19,12 +19,12 @@ from transport import requests as say
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.errors import (
-    EngineClosed,
     PeerLost,
     TransferCancelled,
     TransferError,
     TransferRefused,
     TransferTimeout,
+    why_over,
 )
 from transport.exchange import Exchange, Key
 from transport.jobs import MAX_RANGES, Ended, TransferJob
@@ -247,7 +247,7 @@ class Courier:
 
     def _ask(self, job: TransferJob, now: float) -> None:
         if self._over:
-            self._ended(job, self._over_because(job.rank), True)
+            self._ended(job, why_over(job.rank, self._dead), True)
             return
         if job.rank in self._lost:
             self._ended(job, PeerLost(job.rank, self._lost[job.rank]), False)
@@ -397,7 +397,7 @@ class Courier:
     def _shut(self) -> None:
         self._obey()
         for key in list(self._exchanges):
-            self._fail(key, self._over_because(key[1]))
+            self._fail(key, why_over(key[1], self._dead))
             if (exchange := self._exchanges.get(key)) is not None:
                 self._let_go(key, exchange, exchange.touched_s + self._stall_s)
         self._over = True
@@ -408,11 +408,6 @@ class Courier:
         for spoke in self._spokes.values():
             spoke.close()
         self._hub.close()
-
-    def _over_because(self, rank: int) -> TransferError:
-        if self._dead:
-            return TransferError(f"rank {rank}: {self._dead}", rank)
-        return EngineClosed("the engine was closed", rank)
 
     def _die(self, reason: str) -> None:
         """Fail all requests, those under way and later ones, without entering MPI.
@@ -426,7 +421,7 @@ class Courier:
         for exchange in exchanges.values():
             if exchange.job is not None:
                 exchange.job.may_land |= exchange.stream is not None
-                error = exchange.error or self._over_because(exchange.rank)
+                error = exchange.error or why_over(exchange.rank, self._dead)
                 self._ended(exchange.job, error, exchange.stream is None)
             elif exchange.loan is not None and not exchange.receiving:
                 self._lent.give_back(exchange.loan, False)

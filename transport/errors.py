@@ -83,3 +83,10 @@ class TransferCancelled(TransferError):
 
 class EngineClosed(TransferError):
     """The engine was closed while, or before, this transfer was to run."""
+
+
+def why_over(rank: int, dead: str) -> TransferError:
+    """Return the error of a transfer with this rank whose path is over. dead: why its thread died, or ""."""
+    if dead:
+        return TransferError(f"rank {rank}: {dead}", rank)
+    return EngineClosed("the engine was closed", rank)

@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transport.errors import (
-    EngineClosed,
     PeerLost,
     TransferCancelled,
     TransferError,
     TransferTimeout,
     WorldError,
+    why_over,
 )
 from transport.flight import Flight
 from transport.jobs import Ended, TransferJob
@@ -190,7 +190,7 @@ class OneSided:
     def start(self, job: TransferJob) -> None:
         """Begin a job with a segment that reaches() accepts. `ended` is called at its end."""
         if self._closed or self._dead:
-            self._ended(job, self._over_because(job.rank), True)
+            self._ended(job, why_over(job.rank, self._dead), True)
             return
         now = time.monotonic()
         parts = plan([view.nbytes for view in job.views], PIECE_BYTES, PIECE_BYTES)
@@ -411,14 +411,9 @@ class OneSided:
         with self._lock:
             self._take(wait=False)
             for flight in self._flights:
-                self._fail(flight, self._over_because(flight.job.rank), flight.touched_s)
+                self._fail(flight, why_over(flight.job.rank, self._dead), flight.touched_s)
             ends = [end for flight in list(self._flights) for end in self._drop(flight)]
         self._tell(ends)
-
-    def _over_because(self, rank: int) -> TransferError:
-        if self._dead:
-            return TransferError(f"rank {rank}: {self._dead}", rank)
-        return EngineClosed("the engine was closed", rank)
 
     def _die(self, reason: str) -> None:
         """Fail all jobs, those under way and later ones: the threads need each other."""
