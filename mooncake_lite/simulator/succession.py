@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from mooncake_lite.conductor.open_bodies import OpenBodies
 from mooncake_lite.control import Control
-from mooncake_lite.control import effects as fx
 from mooncake_lite.control.events import RankLost
 from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.simulator.clients import Clients
-from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.custody import Custody
-from mooncake_lite.simulator.shapes import Shape
+from mooncake_lite.simulator.surroundings import Surroundings
 
 MOST_EFFECTS = 12
 """A conductor that is to die carries out up to so many more effects: it may die between any two of them."""
@@ -29,19 +26,14 @@ LEARNS_S = 1.0
 """Time in which a rank or a gateway learns that there is a new conductor, at most."""
 
 
-class World(Protocol):
-    """What the death of a conductor needs of its world."""
+class World(Surroundings, Protocol):
+    """What the death of a conductor needs of its world, too."""
 
-    clock: Clock
-    dice: Random
-    shape: Shape
     control: Control
     bodies: OpenBodies
     custody: Custody
     clients: Clients
     ranks: dict[int, Any]
-    dead: set[int]
-    stopped: fx.Stop | None
 
     def forget_conductor(self) -> None:
         """Forget what only the conductor knew that has just died."""
