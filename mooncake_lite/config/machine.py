@@ -7,6 +7,7 @@ and imports no MPI: importing mpi4py outside of mpirun leaves a file in
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import shutil
@@ -112,6 +113,12 @@ def commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def signed(measured_on: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return what was measured, with the date, the commit and the machine. measured_on: see `machine`."""
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": date, "machine": measured_on, "commit": commit(), **found}
 
 
 def find_mpirun() -> Path:

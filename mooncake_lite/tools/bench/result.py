@@ -6,14 +6,13 @@ Explained in docs/reference/cli.md.
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from mooncake_lite.config.machine import commit
+from mooncake_lite.config.machine import signed
 
 LOWER_IS_BETTER = ("ms", "us", "s", "pages", "% off")
 
@@ -133,12 +132,7 @@ def median_seconds(runs: int, *actions: Callable[[], object]) -> list[float]:
 
 def report(rows: list[Row], measured_on: dict[str, Any]) -> dict[str, Any]:
     """The whole result, ready for JSON. measured_on: `machine()`, taken before the measurement."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": measured_on,
-        "commit": commit(),
-        "rows": [row.to_dict() for row in rows],
-    }
+    return signed(measured_on, {"rows": [row.to_dict() for row in rows]})
 
 
 def busy(found: dict[str, Any]) -> str:

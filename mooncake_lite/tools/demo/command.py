@@ -6,7 +6,6 @@ before it runs, so that `mooncake-lite --help` stays fast.
 
 from __future__ import annotations
 
-import datetime
 import json
 import signal
 import tempfile
@@ -114,11 +113,9 @@ def _conclude(console: Console, rows: list[Row]) -> None:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    from mooncake_lite.config.machine import commit, machine
+    from mooncake_lite.config.machine import machine, signed
 
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    result = {"date": now, "machine": machine(), "commit": commit(), **found}
-    write_out("--json", path, json.dumps(result, indent=1).encode() + b"\n")
+    write_out("--json", path, json.dumps(signed(machine(), found), indent=1).encode() + b"\n")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
