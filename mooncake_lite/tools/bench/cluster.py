@@ -23,7 +23,7 @@ import msgspec
 from mooncake_lite.config.serve import DEFAULT_MODEL
 from mooncake_lite.errors import ClusterError, ConfigError
 from mooncake_lite.model.progress import resolve_visibly
-from mooncake_lite.profiles.file import Profile, parse_profile, shipped_profile
+from mooncake_lite.profiles.file import Profile, parse_profile, shipped_profile, write_profile
 from mooncake_lite.tools.client import AnswerFailed, events
 from mooncake_lite.tools.demo.cluster import Cluster
 
@@ -51,6 +51,15 @@ def scaled_profile(folder: Path, factor: float) -> Profile:
     profile = parse_profile(raw, folder.name)
     compute = msgspec.structs.replace(profile.compute, time_scale=profile.compute.time_scale * factor)
     return profile.with_section("compute", compute)
+
+
+@contextlib.contextmanager
+def in_a_file(profile: Profile) -> Iterator[str]:
+    """Give the path of a file with this profile, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
+        file = Path(place) / "profile.json"
+        write_profile(file, profile)
+        yield str(file)
 
 
 @contextlib.contextmanager

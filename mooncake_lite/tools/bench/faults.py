@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,7 @@ import httpx
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
-from mooncake_lite.profiles.file import write_profile
-from mooncake_lite.tools.bench.cluster import model_folder, scaled_profile, started
+from mooncake_lite.tools.bench.cluster import in_a_file, model_folder, scaled_profile, started
 from mooncake_lite.tools.bench.result import Other, Row
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.document import document_text
@@ -71,10 +69,8 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     clusters = 1 if quick else 10
     asleep: dict[str, Found] = {}
     awake: dict[str, Found] = {}
-    with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
-        file = Path(place) / "profile.json"
-        write_profile(file, scaled_profile(folder, 1.0))
-        emulated = [str(folder), "--engine", "emulated", "--profile", str(file)]
+    with in_a_file(scaled_profile(folder, 1.0)) as file:
+        emulated = [str(folder), "--engine", "emulated", "--profile", file]
         with counted("faults", len(ROUND) * (clusters + (not quick))) as told:
             for _ in range(clusters):
                 _play_round(emulated, random_prompts(load_config(folder).vocab_size), asleep, told)

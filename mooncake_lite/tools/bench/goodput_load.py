@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import random
 import statistics
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import NamedTuple
 
 import psutil
 
-from mooncake_lite.profiles.file import Profile, write_profile
-from mooncake_lite.tools.bench.cluster import Ask, Reply, started
+from mooncake_lite.profiles.file import Profile
+from mooncake_lite.tools.bench.cluster import Ask, Reply, in_a_file, started
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import CHILDREN, process_of
 
@@ -52,11 +51,10 @@ class Shape:
 @contextlib.contextmanager
 def sleepers(folder: Path, profile: Profile, shape: Shape, admission: str) -> Iterator[Cluster]:
     """Start a cluster with a form of admission. Raises ClusterError."""
-    with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
-        file, told = Path(place) / "profile.json", shape.headroom
-        write_profile(file, profile)
+    told = shape.headroom
+    with in_a_file(profile) as file:
         flags = [
-            *(str(folder), "--engine", "emulated", "--profile", str(file), "--admission", admission),
+            *(str(folder), "--engine", "emulated", "--profile", file, "--admission", admission),
             *("--prefill", str(shape.prefill), "--decode", str(shape.decode), "--store", "1"),
             *("--slo-ttft-ms", f"{told * shape.slo_ttft_ms:g}"),
             *("--slo-tpot-ms", f"{told * shape.slo_tpot_ms:g}"),

@@ -19,11 +19,11 @@ from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.sizes import page_nbytes
-from mooncake_lite.profiles.file import write_profile
 from mooncake_lite.tools.bench.cluster import (
     Ask,
     Reply,
     answers,
+    in_a_file,
     scaled_profile,
     started,
     stream_times,
@@ -118,11 +118,11 @@ def loading(folder: Path, vocab: int, tokens: int, known: int) -> list[Row]:
         computed = statistics.median(prefill_ms(cluster.port, prompt)[0] for prompt in others)
         again = after_the_first(cluster.port, SLOW_REQUESTS, tokens, known, vocab)
         loaded = statistics.median(taken for taken, _ in again)
-    with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
-        fast = Path(place) / "fast.json"
-        write_profile(fast, scaled_profile(folder, 1 / SPEED_UP))
-        with started([*flags, "--profile", str(fast)]) as cluster:
-            chosen, probes = on_a_fast_engine(cluster.port, vocab, tokens, known)
+    with (
+        in_a_file(scaled_profile(folder, 1 / SPEED_UP)) as fast,
+        started([*flags, "--profile", fast]) as cluster,
+    ):
+        chosen, probes = on_a_fast_engine(cluster.port, vocab, tokens, known)
     fast_name = f"compute, engine {SPEED_UP:,} times as fast: {where}"
     return [
         Row(f"load: {where}", "ms", loaded, Other("compute", computed), None, SLOW_REQUESTS),
