@@ -153,13 +153,13 @@ def shown(output: str) -> str:
     return "\n".join(lines[stops[-1] + 1 :]).strip("\n")
 
 
-def filled(readme: str, name: str, text: str) -> str:
-    """The README with a text between the two marks of a name. Raises ValueError when a mark is missing."""
+def filled(page: str, name: str, text: str) -> str:
+    """A page with a text between the two marks of a name. Raises ValueError when a mark is missing."""
     first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    before, begin, rest = readme.partition(first)
+    before, begin, rest = page.partition(first)
     _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"README.md has no {first.strip()} or no {last.strip()}")
+        raise ValueError(f"the page has no {first.strip()} or no {last.strip()}")
     return f"{before}{first}{text}\n{last}{after}"
 
 

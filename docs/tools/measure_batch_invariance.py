@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from fill_readme import filled
 
 from mooncake_lite.config.machine import commit, machine, usable_cores
 from mooncake_lite.config.serve import PAGE_TOKENS
@@ -22,7 +23,6 @@ from mooncake_lite.model.forward import AttentionBatch, Model, load_model
 from mooncake_lite.model.resolve import resolve_model
 
 PAGE = Path(__file__).parents[1] / "explain" / "batch-invariance.md"
-BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->"
 ROWS, CONTEXT, RUNS = (1, 8, 16, 32), 512, 21
 PROMPT, CHUNK, PROMPT_RUNS = 2048, 256, 3
 
@@ -92,10 +92,7 @@ def main() -> None:
     found = machine()
     seen = f"{found['cpu']}, threads: {usable_cores()}, processes that wanted a core: {found['load']}, "
     seen += f"{datetime.date.today()}, commit {commit()}"
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(before + BEGIN + "\n".join([seen + ".", "", *lines, ""]) + END + after)
+    PAGE.write_text(filled(PAGE.read_text(), "measured", "\n".join([seen + ".", "", *lines])))
 
 
 if __name__ == "__main__":

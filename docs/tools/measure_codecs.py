@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fill_readme import filled
 
 from kernels_numba import gather_blocks, scatter_blocks
 from kernels_numba.codecs import CODECS, Codec
@@ -31,7 +32,6 @@ from mooncake_lite.model.tokenizer import load_tokenizer
 from mooncake_lite.tools.demo.document import document_text
 
 PAGE = Path(__file__).parents[1] / "reference" / "kv-codecs.md"
-BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->"
 PIECES, PIECE, STEP = 4, 1408, 950
 """Pieces of the text begin STEP tokens apart, so that no two of their ends overlap."""
 PREFIX, CONTINUED, CHUNK, RUNS = 1024, 64, 256, 15
@@ -230,9 +230,7 @@ def main() -> None:
         passages = [Passage(reader, codec) for codec in CODECS.values()]
         lines = [described(found, threads), "", *codec_table(reader, passages)]
         lines += ["", "Other ways to scale integers:", "", *other_table(reader)]
-    text = PAGE.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    PAGE.write_text(head + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), "measured", "\n".join(lines)), encoding="utf-8")
     print("\n".join(lines))
 
 
