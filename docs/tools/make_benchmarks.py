@@ -32,9 +32,8 @@ in the same run.
   read of 16 MiB copies with two threads, `np.copyto` with one, and its share is above 1.
 * Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
 
-On the GPU, attention is timed as a CUDA graph, as an engine could run it. The rows named *one call*, and all
-rows without attention, include the launch by the host. Peers read contiguous keys and values. The limit is a
-copy within the GPU's memory, or a matrix product by torch.
+On the GPU, kernels are timed as CUDA graphs. The rows named *one call* include the launch by the host. Peers
+read contiguous keys and values. The limit is a copy within the GPU's memory, or a matrix product by torch.
 
 "Two nodes" are two network namespaces of one machine, between which bytes take the kernel's TCP.
 
