@@ -41,6 +41,7 @@ cuda: Any = _cuda
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
 """A small batch is no mistake. Numba reads its variables anew when one has changed, and forgets a setting."""
+config.reload_config()  # type: ignore[attr-defined]
 CHUNK_ALIGNMENT = None if SIMULATED else 16
 """Of shared arrays that chunks of 16 bytes are copied to; the simulator knows no alignment."""
 MAX_SHARED_BYTES = 48 * 1024

@@ -144,6 +144,14 @@ def check_decode(case: Case, **options: Any) -> None:
     case.check(out)
 
 
+def check_that_more_pieces_than_a_warp_has_lanes_are_merged() -> None:
+    on_two, attention_decode_cuda.multiprocessors = attention_decode_cuda.multiprocessors, lambda like: 48
+    try:
+        check_decode(Case("float32", 1, 40, (35 * PIECE - 3, 70, 33 * PIECE), (1, 1, 1)))
+    finally:
+        attention_decode_cuda.multiprocessors = on_two
+
+
 def cases_of_all_rungs(new: int) -> list[tuple[Callable[..., None], Case]]:
     """Two sequences for each rung; for prefill, with so many new tokens in the first."""
     return [
@@ -368,6 +376,7 @@ def checks() -> list[tuple[str, Any]]:
             "decode, window",
             lambda: check_decode(Case("bfloat16", 2, 32, lens, one_each, window=50, kv_heads=2)),
         ),
+        ("decode in many pieces", check_that_more_pieces_than_a_warp_has_lanes_are_merged),
         ("decode, two passes", lambda: check_decode(Case("float32", 1, 256, (9,), (1,)))),
         ("decode mma", lambda: check_decode(Case("bfloat16", 4, 128, lens, one_each))),
         (
