@@ -5,6 +5,7 @@ Used by `runner.py` and `staging.py`. Loads neither torch nor kernels. Explained
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from mooncake_lite.messages import Logprobs
-from scheduler.instance.step import Chunk
+from scheduler.instance.step import Chunk, TransferEnded
+
+OnMoved = Callable[[Seq[TransferEnded]], object]
+"""Is told which transfers of halves have ended while chunks are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,10 @@ class ComputeEngine(Protocol):
         """Return NumPy's type of one element of a block."""
         ...
 
-    def compute(self, chunks: Seq[Chunk]) -> tuple[list[Drawn], list[list[Logprobs]]]:
-        """Compute all chunks in one pass.
+    def compute(
+        self, chunks: Seq[Chunk], between: Callable[[], object] | None = None
+    ) -> tuple[list[Drawn], list[list[Logprobs]]]:
+        """Compute all chunks in one pass. `between` is called now and then meanwhile.
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order.

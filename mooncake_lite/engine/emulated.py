@@ -20,6 +20,9 @@ from mooncake_lite.profiles.compute import PassLoad, load_of
 from scheduler.instance.step import Chunk, Draw
 from store.layout import BlockLayout
 
+BETWEEN_S = 0.002
+"""Time between two looks at transfers during a pass; a real pass looks twice a layer."""
+
 FIRST = 0
 """The digest before the first token of a sequence."""
 
@@ -90,8 +93,12 @@ class EmulatedEngine:
 
     # ------------------------------------------------------------------------------ computing
 
-    def compute(self, chunks: Seq[Chunk]) -> tuple[list[Drawn], list[list[Logprobs]]]:
+    def compute(
+        self, chunks: Seq[Chunk], between: Callable[[], object] | None = None
+    ) -> tuple[list[Drawn], list[list[Logprobs]]]:
         """Extend the digests of all chunks, and wait for as long as the pass takes.
+
+        between   called each BETWEEN_S of it
 
         Returns a token for each draw of the chunks, in their order, and no logprobs: the gateway refuses
         requests that ask for them.
@@ -101,9 +108,12 @@ class EmulatedEngine:
         for chunk in chunks:
             last = self._extend(chunk)
             drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
-        left_s = self._seconds(load_of(chunks)) - (time.perf_counter() - began)
-        if left_s > 0:
-            self._wait(left_s)
+        ends = began + self._seconds(load_of(chunks))
+        while (left_s := ends - time.perf_counter()) > 0:
+            self._wait(left_s if between is None else min(left_s, BETWEEN_S))
+            if between is None:
+                break
+            between()
         return drawn, []
 
     def _extend(self, chunk: Chunk) -> int:

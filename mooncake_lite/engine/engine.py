@@ -7,6 +7,7 @@ names the pages that it may touch. Explained in docs/explain/lifecycle.md.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -57,8 +58,10 @@ class Engine:
 
     # ------------------------------------------------------------------------------ computing
 
-    def compute(self, chunks: Seq[Chunk]) -> tuple[list[Drawn], list[list[Logprobs]]]:
-        """Compute the KV of the tokens of all chunks in one forward pass.
+    def compute(
+        self, chunks: Seq[Chunk], between: Callable[[], object] | None = None
+    ) -> tuple[list[Drawn], list[list[Logprobs]]]:
+        """Compute the KV of the tokens of all chunks in one forward pass. `between` is called twice a layer.
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order. The pages of a chunk must hold all tokens up to its end.
@@ -88,6 +91,7 @@ class Engine:
             self.caches,
             batch,
             torch.tensor(rows, dtype=torch.int64, device=device),
+            between,
         )
         draws = [chunk.draws for chunk in chunks if chunk.draws]
         logits = self.model.logits(states[:num_draws]).cpu().numpy()

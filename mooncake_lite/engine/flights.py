@@ -76,6 +76,11 @@ class Flights:
         else:
             self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S, checked)
 
+    @property
+    def flying(self) -> bool:
+        """Tell whether a batch is under way."""
+        return bool(self._flights)
+
     def help(self, limit_s: float) -> bool:
         """Do some of the copies of a batch, or wait for it for limit_s. Returns whether there is a batch."""
         for flight in self._flights.values():

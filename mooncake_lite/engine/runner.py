@@ -7,11 +7,12 @@ every page, half and slot that it touches. Explained in docs/explain/lifecycle.m
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncake_lite.engine.contract import ComputeEngine
+from mooncake_lite.engine.contract import ComputeEngine, OnMoved
 from mooncake_lite.engine.flights import Flights
 from mooncake_lite.engine.staging import StagingBlocks
 from scheduler.instance import Result, Step
@@ -42,15 +43,21 @@ class Runner:
         if transfers is not None and staging is not None:
             self._halves, self._puts = (Flights(transfers, staging.layout) for _ in range(2))
 
-    def run(self, step: Step) -> Result:
-        """Do the parts of a step, in the order of its fields. It does not wait for transfers to end."""
+    def run(self, step: Step, moved: OnMoved | None = None) -> Result:
+        """Do the parts of a step, in the order of its fields. It does not wait for transfers to end.
+
+        moved   called with the transfers of halves that have ended while chunks are computed
+        """
         written, saved = self._move(step) if self._staging is not None else ([], [])
         copies = [growth for growth in step.grow if growth.copies is not None]
         if copies:
             targets = [growth.pages[0] for growth in copies]
             self.engine.copy_pages([growth.copies for growth in copies if growth.copies is not None], targets)
         began = time.perf_counter()
-        drawn, scores = self.engine.compute(step.chunks) if step.chunks else ([], [])
+        between = None
+        if moved is not None and self._halves is not None and self._halves.flying:
+            between = partial(self._look, moved)
+        drawn, scores = self.engine.compute(step.chunks, between) if step.chunks else ([], [])
         compute_s = time.perf_counter() - began
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
@@ -59,6 +66,12 @@ class Runner:
             time.sleep(WAIT_S)
         halves, puts = self._halves.ended(), self._puts.ended()
         return Result(step, tokens, written, saved, halves, puts, compute_s, logprobs, scores)
+
+    def _look(self, moved: OnMoved) -> None:
+        """Tell of transfers of halves that have ended."""
+        assert self._halves is not None
+        if ended := self._halves.ended():
+            moved(ended)
 
     def _move(self, step: Step) -> tuple[list[list[list[int]]], list[list[int]]]:
         """Copy blocks within the rank and begin transfers. Returns checksums of `writes`, and of `saves`."""

@@ -8,6 +8,7 @@ torch. Explained in docs/explain/model.md.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,8 +148,11 @@ class Model:
         caches: torch.Tensor,
         batch: AttentionBatch,
         rows: torch.Tensor | None = None,
+        between: Callable[[], object] | None = None,
     ) -> torch.Tensor:
         """Do as `forward`, but return what the head makes logits of: (r, hidden), the model's dtype.
+
+        between   called twice a layer, unless the pass only decodes
 
         The logits of many rows take much memory. A caller can make those of a few rows at a time.
         """
@@ -159,7 +163,7 @@ class Model:
             if rows is not None:
                 hidden, delta = hidden[rows], delta[rows]
         else:
-            hidden, delta = self._layers(hidden, paged, batch, rows)
+            hidden, delta = self._layers(hidden, paged, batch, rows, between or _nothing)
         return self._norm(hidden, self.weights.norm, delta)
 
     def _decode_pass(self, batch: AttentionBatch, rows: torch.Tensor | None) -> DecodePass | None:
@@ -170,13 +174,19 @@ class Model:
         return self.decode if self.decode is not None and self.decode.takes(count) else None
 
     def _layers(
-        self, hidden: torch.Tensor, paged: PagedPass, batch: AttentionBatch, rows: torch.Tensor | None
+        self,
+        hidden: torch.Tensor,
+        paged: PagedPass,
+        batch: AttentionBatch,
+        rows: torch.Tensor | None,
+        between: Callable[[], object],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All decoder layers: the hidden states of `rows`, and what the last layer's MLP adds to them."""
         pieces = self._pieces(batch.query_lens.tolist() if self.batch_invariant else [], batch.singles)
         delta = None  # what the last half of a layer adds to `hidden`, until the next norm reads both
         layers = zip(self.weights.layers, self.projections, self.config.windows, strict=True)
         for index, (layer, projections, window) in enumerate(layers):
+            between()
             normed = self._norm(hidden, layer.attention_norm, delta)
             query, key, value = self._heads(normed, layer, projections.query_key_value, pieces)
             paged.write(index, key, value, query)
@@ -185,6 +195,7 @@ class Model:
                 hidden, attended = hidden[rows], attended[rows]
                 pieces = self._pieces([], hidden.shape[0])
             (delta,) = projections.output(attended, pieces)
+            between()
             normed = self._norm(hidden, layer.mlp_norm, delta)
             (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
         assert delta is not None
@@ -234,6 +245,10 @@ class Model:
         if delta is not None:
             values.add_(delta)
         return functional.rms_norm(values, (values.shape[-1],), weight, self.config.norm_eps)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _check_device(device: str) -> None:

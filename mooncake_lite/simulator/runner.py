@@ -118,9 +118,14 @@ class VirtualRunner:
         del self._tokens[left * len(self._step.chunks) :]
         return self._passes[-1][0]
 
+    def moved(self) -> Sequence[TransferEnded]:
+        """Take out the transfers of halves that have ended by now."""
+        halves, self._ended_halves[:] = tuple(self._ended_halves), ()
+        return halves
+
     def end(self) -> Result:
         """Return the result of the step, with the transfers that have ended by now."""
-        halves, self._ended_halves[:] = tuple(self._ended_halves), ()
+        halves = self.moved()
         puts, self._ended_puts[:] = tuple(self._ended_puts), ()
         *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
         written, saved = self._moved

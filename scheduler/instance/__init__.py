@@ -5,7 +5,7 @@ A loop drives it: `step = next_step(state, now)`, `begin(state, step)`, a runner
 nor messages, and reads no clock.
 """
 
-from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapAnswered
+from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
 from scheduler.instance.job import DECODE, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages, pages_for

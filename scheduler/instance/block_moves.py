@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.instance.state import State
 from scheduler.instance.step import LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut
 from scheduler.instance.task import Task
 
 
-def next_writes(state: State, free_halves: list[int]) -> list[WriteGroup]:
-    """Choose the groups to be written next, oldest job first, as many as there are free halves.
+def next_writes(state: State, tasks: Iterable[Task], free_halves: list[int]) -> list[WriteGroup]:
+    """Choose the groups of these tasks to be written next, as many as there are free halves.
 
     Takes the halves out of free_halves.
     """
     groups = []
-    for task in state.writing:
-        begin = task.copied
-        while free_halves and begin < len(task.out) and not task.problem:
-            group = task.out[begin : begin + state.staging.half_blocks]
+    for task in tasks:
+        begin, ready = task.copied, state.ready(task)
+        while free_halves and begin < ready and not task.problem:
+            group = task.out[begin : min(ready, begin + state.staging.half_blocks)]
             pages = [page for number, _ in group for page in state.block_pages(task, number, 1)]
             places = [place for _, place in group]
             groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin))

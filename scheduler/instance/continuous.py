@@ -62,9 +62,8 @@ def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:
 def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk]]:
     """Compose one ragged forward pass: a token of every running sequence, then tokens of prompts.
 
-    Prompts get what the running batch leaves of the token budget (chunked.py). They wait while blocks are on
-    their way to the pool: a chunk takes much longer than a store, and the decode rank of the job that stores
-    would wait for its end.
+    Prompts get what the running batch leaves of the token budget (chunked.py). Unless stores overlap with
+    computing, they wait while blocks are on their way to the pool.
 
     `preemption.to_preempt` has made sure that there are pages for the tokens of the running batch, or
     will be: a sequence without one waits until another is swapped out.
@@ -84,13 +83,12 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
             pages[len(pages) - len(copied) :] = new
             left.update(copied)
         chunks.append(_chunk(task, 1, pages, prompt=False))
-    if not state.writing:
-        wanted = [task.sequence.num_uncomputed for task in state.prefilling]
+    if state.limits.overlaps or not state.writing:
+        prompts = [task for task in state.prefilling if not task.problem]
+        wanted = [task.sequence.num_uncomputed for task in prompts]
         share = chunk_sizes if state.limits.chunked else whole_prompts
         sizes = share(max(1, state.limits.tokens - len(chunks)), wanted)
-        chunks += [
-            _chunk(task, size, task.sequence.pages) for task, size in zip(state.prefilling, sizes) if size
-        ]
+        chunks += [_chunk(task, size, task.sequence.pages) for task, size in zip(prompts, sizes) if size]
     return grow, chunks
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.instance.job import Job, JobId
+from scheduler.instance.step import TransferEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +50,11 @@ class SwapAnswered:
     places: Seq[Any] | None
 
 
-Event = Arrived | Cancelled | Forgotten | Granted | SwapAnswered
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Transfers of halves have ended while a step is under way. The only event that may come then."""
+
+    ended: Seq[TransferEnded]
+
+
+Event = Arrived | Moved | Cancelled | Forgotten | Granted | SwapAnswered

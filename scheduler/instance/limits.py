@@ -13,12 +13,15 @@ class Limits:
     sequences   most sequences that are loaded, prefilled or decoded
     prefills    most prompts that are computed at once
     chunked     whether a prompt may be cut into chunks; otherwise each is computed in one pass, however long
+    overlaps    whether blocks are stored while prompts are computed: those of a prompt behind its chunks, and
+                its last ones beside the next prompt; otherwise prompts wait for stores
     """
 
     tokens: int
     sequences: int = 1 << 30
     prefills: int = 1
     chunked: bool = True
+    overlaps: bool = True
 
     def __post_init__(self) -> None:
         assert min(self.tokens, self.sequences, self.prefills) >= 1, f"{self} has no room for a prompt"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
 from scheduler.instance.continuous import next_admissions, next_batch
-from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, SwapAnswered
+from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
 from scheduler.instance.job import DECODE, Job
 from scheduler.instance.leap import leap
 from scheduler.instance.outcomes import Ended, Failed, Outcome
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.preemption import to_preempt
-from scheduler.instance.progress import apply
+from scheduler.instance.progress import apply, moved
 from scheduler.instance.staging import HalfUse
 from scheduler.instance.state import State
 from scheduler.instance.step import Admission, Chunk, Growth, Result, Step
@@ -33,8 +33,10 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     draft = PageDraft(state.pages, state.prefix)
     halves = state.staging.free_halves(now)
     admit = next_admissions(state, draft)
-    writes, lands, saves = next_writes(state, halves), next_lands(state), next_saves(state)
+    writes, lands, saves = next_writes(state, state.writing, halves), next_lands(state), next_saves(state)
     reads, puts = next_reads(state, *_loading(state, admit), halves), next_puts(state)
+    if state.limits.overlaps:
+        writes += next_writes(state, state.prefilling, halves)
     preempted: list[Task] = []
     grow: list[Growth] = []
     chunks: list[Chunk] = []
@@ -96,6 +98,8 @@ def on(state: State, event: Event | Result, now: float) -> list[Outcome]:
         assert state.under_way is event.step, "a result of another step"
         state.under_way = None
         return apply(state, event, now)
+    if isinstance(event, Moved):
+        return moved(state, event.ended, now)
     assert state.under_way is None, "a step is under way"
     if isinstance(event, Arrived):
         return _arrive(state, event.job)
@@ -186,6 +190,10 @@ def _cancel_task(state: State, task: Task) -> list[Outcome]:
                 state.staging.free(half)
     elif task in state.prefilling:
         state.prefilling.remove(task)
+        if state.staging.of(task):  # its places in the pool are being written
+            state.storing.append(task)
+            task.problem = "cancelled"
+            return []
     elif task in state.running:
         state.running.remove(task)
     elif task in state.swapping:

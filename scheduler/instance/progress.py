@@ -6,6 +6,7 @@ Called by `planner.on` alone.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from scheduler.instance.job import DECODE, PREFILL
@@ -65,7 +66,8 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     said += _tokens(state, result, now)
     if result.step.chunks or not state.running:
         state.passed_at = now if state.running else None
-    for half in result.halves:
+    postponed, state.postponed = state.postponed, []
+    for half in [*postponed, *result.halves]:
         if half.bad:
             said.append(BadBlocks(half.bad))
         said += _half_ended(state, half, now)
@@ -74,6 +76,18 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     if state.puts:
         _drop_overdue(state, now)
     return said + overdue(state, now) if state.swapping else said
+
+
+def moved(state: State, ended: Iterable[TransferEnded], now: float) -> list[Outcome]:
+    """Apply ends of transfers while a step is under way. It has no part of a task that only stores."""
+    said: list[Outcome] = []
+    for half in ended:
+        use = state.staging.halves[half.number]
+        if use is not None and use.kind == "writing" and use.task in state.storing:
+            said += _half_ended(state, half, now)
+        else:
+            state.postponed.append(half)
+    return said
 
 
 def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
@@ -172,7 +186,7 @@ def _computed(
         task.finishes.append(finish)
         said.append(Token(task.id._replace(branch=branch_number), index, token, finish, logprobs))
     task.store_began = now
-    if task.job.store:
+    if task.written < len(task.out):
         state.storing.append(task)
         return said
     return [*said, _stored(state, task, now)]
@@ -260,7 +274,7 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     task.may_still_write = task.may_still_write or ended.may_still_land
     if task.problem:
         return _write_failed(state, task)
-    if task.written < len(task.out):
+    if task.written < len(task.out) or task in state.prefilling:
         return []
     if task in state.swapping:
         return [swapped(state, task)]
@@ -290,7 +304,8 @@ def _write_failed(state: State, task: Task) -> list[Outcome]:
         return []
     if task in state.swapping:
         return [recompute(state, task)]
-    state.storing.remove(task)
+    stage = state.storing if task in state.storing else state.prefilling
+    stage.remove(task)
     return [_fail(state, task, task.problem)]
 
 

@@ -19,7 +19,7 @@ from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import NoPrefix, PrefixCache
 from scheduler.instance.staging import Staging
-from scheduler.instance.step import Step
+from scheduler.instance.step import Step, TransferEnded
 from scheduler.instance.task import Task
 
 Preemption = Literal["recompute", "swap"]
@@ -76,6 +76,7 @@ class State:
         dropped_puts   full blocks that did not reach the pool
         passed_at      end of the last forward pass; None where no batch has run since
         under_way      the step that has begun and has not ended
+        postponed      ends of transfers that concern this step's tasks; they count when it has ended
 
     Invariant: each task is in exactly one stage, and each half and slot is free or has one user.
     """
@@ -102,6 +103,7 @@ class State:
     dropped_puts: int = 0
     passed_at: float | None = None
     under_way: Step | None = None
+    postponed: list[TransferEnded] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
@@ -143,6 +145,13 @@ class State:
         for task in itertools.chain(self.leaving, self.swapping, self.running, self.prefilling):
             if task.job.offers:
                 yield task
+
+    def ready(self, task: Task) -> int:
+        """Return how many blocks of task.out can be written: while a prompt is computed, its full ones."""
+        if task not in self.prefilling:
+            return len(task.out)
+        full = task.sequence.num_computed // self.block_tokens - len(task.job.load)
+        return max(0, min(full, len(task.out)))
 
     def blocks_in(self, pages: Seq[int]) -> int:
         """Return how many whole blocks these pages hold."""
@@ -276,6 +285,6 @@ class State:
             if use is None or use.task is None:
                 assert use is None or use.kind == "reading"
             elif use.kind == "writing":
-                assert use.task in self.writing
+                assert use.task in self.writing or use.task in self.prefilling
             else:
                 assert use.task is self.loading

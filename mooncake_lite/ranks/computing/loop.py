@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from mooncake_lite.engine.contract import OnMoved
 from mooncake_lite.ranks.computing.connections import Connections
 from mooncake_lite.ranks.computing.machine import ComputingRank, Told
-from scheduler.instance import Result, Step
+from scheduler.instance import Result, Step, TransferEnded
 
 IDLE_WAIT_S = 0.2
 """Longest wait for a message, shorter than the interval of metrics reports (`metrics.REPORT_EVERY_S`)."""
@@ -20,8 +21,9 @@ IDLE_WAIT_S = 0.2
 class StepRunner(Protocol):
     """Carries out steps: engine.Runner, or one that stands in for it or around it."""
 
-    def run(self, step: Step) -> Result:
-        """Do the parts of a step, without waiting for transfers to end."""
+    def run(self, step: Step, moved: OnMoved | None = None) -> Result:
+        """Do the parts of a step, without waiting for transfers to end. Calls moved with those of halves that
+        end while it computes."""
 
 
 class Loop:
@@ -47,8 +49,11 @@ class Loop:
         for order in self.connections.receive(wait_s):  # read
             self._tell(self.rank.on(order, time.monotonic()))
         step = self.rank.step(time.monotonic())  # decide
-        result = self.runner.run(step)  # compute
+        result = self.runner.run(step, self._moved)  # compute
         self._tell(self.rank.ended(result, time.monotonic()))  # tell
+
+    def _moved(self, halves: Sequence[TransferEnded]) -> None:
+        self._tell(self.rank.moved(halves, time.monotonic()))
 
     def _tell(self, told: Iterable[Told]) -> None:
         for message, gateway, _ in told:

@@ -27,10 +27,12 @@ from scheduler.instance import (
     Granted,
     Job,
     JobId,
+    Moved,
     Result,
     State,
     Step,
     SwapAnswered,
+    TransferEnded,
     begin,
     next_step,
     on,
@@ -159,6 +161,10 @@ class ComputingRank:
     def ended(self, result: Result, now: float) -> list[Told]:
         """Apply the result of the step. Returns what has to be told, in order."""
         return self._with_pages(self._tell(on(self.state, result, now)), now)
+
+    def moved(self, halves: Sequence[TransferEnded], now: float) -> list[Told]:
+        """Apply ends of transfers while the step goes on. Returns what has to be told, in order."""
+        return self._with_pages(self._tell(on(self.state, Moved(halves), now)), now)
 
     def _drop_all(self, term: int, now: float) -> list[Told]:
         """Drop all work. A transfer under way ends first: a new conductor may give its places away."""

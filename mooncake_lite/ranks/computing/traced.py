@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mooncake_lite import messages as m
+from mooncake_lite.engine.contract import OnMoved
 from mooncake_lite.ranks.computing.jobs import blocks_to_load
 from mooncake_lite.ranks.computing.loop import StepRunner
 from mooncake_lite.ranks.traced import MOST_NAMED, WAIT_FOR_MESSAGES, RankTrace
@@ -104,11 +105,11 @@ class TracedRunner:
         self._runner = runner
         self._trace = trace
 
-    def run(self, step: Step) -> Result:
+    def run(self, step: Step, moved: OnMoved | None = None) -> Result:
         """Have the step done by the runner behind this one."""
         began_ns = self._trace.tracer.now_ns()
         self._trace.begins(step)
-        result = self._runner.run(step)
+        result = self._runner.run(step, moved)
         self._trace.ended(step, result, began_ns)
         return result
 

@@ -77,7 +77,7 @@ class FakeEngine:
     def store_blocks(self, pages: Sequence[int], out: np.ndarray) -> None:
         out[:] = np.array(pages, np.float32)[:, None]
 
-    def compute(self, chunks: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    def compute(self, chunks: Sequence[Any], between: Any = None) -> tuple[list[int], list[Any]]:
         return [7 for _ in chunks], []
 
 

@@ -118,7 +118,7 @@ def test_a_job_ends_with_the_last_of_its_branches(tmp_path: Path, tracer: Tracer
 
 
 class NoRunner:
-    def run(self, step: Step) -> Result:
+    def run(self, step: Step, moved: Any = None) -> Result:
         return Result(step)
 
 

@@ -59,7 +59,7 @@ class ModelRunner:
     def flying(self) -> bool:
         return bool(self.flying_halves or self.flying_puts)
 
-    def run(self, step: Step) -> Result:
+    def run(self, step: Step, moved: Any = None) -> Result:
         for read in step.reads:
             assert read.half not in self.flying_halves, "a half in flight is used again"
             self.halves[read.half] = [list(GARBAGE) for _ in self.halves[read.half]]

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.instance import DECODE, PREFILL, JobId, Limits
+from scheduler.instance import (
+    DECODE,
+    PREFILL,
+    JobId,
+    Limits,
+    Moved,
+    Step,
+    TransferEnded,
+    begin,
+    next_step,
+    on,
+)
 from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Prefilled, Token
 from tests.scheduler.instance.model_runner import BLOCK, kv_of
 from tests.scheduler.instance.rank import Rank, job
 
 pytestmark = pytest.mark.quick
+
+
+ONE_AFTER_THE_OTHER = Limits(8, overlaps=False)
 
 
 class Line:
@@ -95,7 +109,7 @@ def test_only_one_job_loads_and_is_computed_at_a_time_in_the_order_of_their_arri
 
 def test_a_load_begins_beside_a_store_as_soon_as_a_half_is_free() -> None:
     line = Line()
-    rank = line.rank(PREFILL, half_blocks=1)
+    rank = line.rank(PREFILL, half_blocks=1, limits=ONE_AFTER_THE_OTHER)
     rank.arrive(job("a", [PREFILL], range(12), store=[1, 2, 3]))
     rank.until(Token)
     rank.arrive(job("b", [PREFILL], range(12), load=in_pool(rank, range(8)), store=[4]))
@@ -112,9 +126,9 @@ def test_a_load_begins_beside_a_store_as_soon_as_a_half_is_free() -> None:
     rank.assert_idle()
 
 
-def test_no_chunk_begins_while_blocks_of_another_job_are_on_their_way_to_the_pool() -> None:
+def test_without_overlap_no_chunk_begins_while_blocks_are_on_their_way_to_the_pool() -> None:
     line = Line()
-    rank = line.rank(PREFILL)
+    rank = line.rank(PREFILL, limits=ONE_AFTER_THE_OTHER)
     rank.arrive(job("a", [PREFILL], range(6), store=[1, 2]))
     rank.until(Token)
     rank.arrive(job("b", [PREFILL], range(6)))
@@ -123,6 +137,92 @@ def test_no_chunk_begins_while_blocks_of_another_job_are_on_their_way_to_the_poo
     line.open = True
     assert rank.until(Prefilled).job == JobId("a", 0)
     assert rank.until(Computed).job == JobId("b", 0)
+
+
+def until_it_writes(rank: Rank) -> Step:
+    """The step that begins the first writes."""
+    return next(step for step, _ in (rank.step() for _ in range(10)) if step.writes)
+
+
+def test_full_blocks_are_written_while_the_next_chunk_is_computed_and_the_tail_at_the_end() -> None:
+    line = Line()
+    rank = line.rank(PREFILL, limits=Limits(8))
+    rank.arrive(job("a", [PREFILL], range(22), store=[1, 2, 3, 4, 5, 6]))
+    first = until_it_writes(rank)
+    assert [list(write.places) for write in first.writes] == [[1, 2]]
+    assert first.chunks == ()
+    second, _ = rank.step()
+    assert [chunk.start for chunk in second.chunks] == [8]
+    line.open = True
+    said = rank.settle()
+    assert [type(outcome) for outcome in said[-3:]] == [Computed, Token, Prefilled]
+    kv = kv_of(range(22))
+    assert [rank.pool[place] for place in (1, 2, 3, 4, 5)] == [kv[n * 4 : n * 4 + 4] for n in range(5)]
+    assert rank.pool[6][:2] == kv[20:]
+    rank.assert_idle()
+
+
+def flying(rank: Rank) -> list[int]:
+    """Numbers of the halves in flight; they end now, and the step under way goes on."""
+    halves = list(rank.runner.flying_halves)
+    for half in halves:
+        write = rank.runner.flying_halves.pop(half)
+        rank.pool.update(zip(write.places, rank.runner.halves[half]))
+    return halves
+
+
+def test_the_next_prompt_is_computed_while_the_last_blocks_leave_and_their_end_is_told_meanwhile() -> None:
+    line = Line()
+    rank = line.rank(PREFILL)
+    rank.arrive(job("a", [PREFILL], range(6), store=[1, 2]))
+    rank.arrive(job("b", [PREFILL], range(6, 12), store=[3, 4]))
+    rank.until(Token)
+    rank.step()
+    step = next_step(rank.state, rank.now)
+    assert [chunk.job for chunk in step.chunks] == [JobId("b", 0)]
+    begin(rank.state, step)
+    (done,) = rank.tell(Moved([TransferEnded(half) for half in flying(rank)]))
+    assert isinstance(done, Prefilled)
+    assert done.job == JobId("a", 0)
+    rank.said += on(rank.state, rank.runner.run(step), rank.now)
+    line.open = True
+    rank.settle()
+    assert [outcome.job[0] for outcome in rank.said if isinstance(outcome, Prefilled)] == ["a", "b"]
+    rank.assert_idle()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_a_write_waits_for_the_chunk_of_its_own_prompt(fails: bool) -> None:
+    line = Line()
+    rank = line.rank(PREFILL, limits=Limits(4))
+    rank.arrive(job("a", [PREFILL], range(9), store=[1, 2, 3]))
+    until_it_writes(rank)
+    step = next_step(rank.state, rank.now)
+    assert step.chunks
+    begin(rank.state, step)
+    assert rank.tell(Moved([TransferEnded(half, "gone" * fails) for half in flying(rank)])) == []
+    rank.said += on(rank.state, rank.runner.run(step), rank.now)
+    line.open = True
+    rank.settle()
+    assert isinstance(rank.said[-1], Failed if fails else Prefilled)
+    rank.assert_idle()
+
+
+def test_a_cancelled_prompt_keeps_its_places_until_what_flies_has_landed() -> None:
+    line = Line()
+    rank = line.rank(PREFILL, limits=Limits(4))
+    rank.arrive(job("a", [PREFILL], range(12), store=[1, 2, 3]))
+    until_it_writes(rank)
+    assert rank.cancel("a") == []
+    assert rank.cancel("a") == []
+    for _ in range(3):
+        assert not rank.step()[0].chunks
+    line.open = True
+    rank.settle()
+    failed = rank.said[-1]
+    assert isinstance(failed, Failed)
+    assert failed.reason == "KV could not be moved: cancelled"
+    rank.assert_idle()
 
 
 @pytest.mark.parametrize("duty", [PREFILL, DECODE])
