@@ -78,6 +78,8 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
     address = server.endpoint.removeprefix("tcp://")
     click.echo(f"store master at {address}, leases of {default_kv_lease_ttl} ms")
     server.run()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a second one does not kill it while Python ends
 
 
 def _address(host: str) -> str:
