@@ -22,14 +22,14 @@ from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
 from transport.jobs import TransferJob, jobs_of
 from transport.lent import LentBuffers
 from transport.links import Link
-from transport.remote import REMOTE_PATHS, Load, PathCounters, Remote
+from transport.remote import REMOTE_PATHS, PathCounters, Remote
 from transport.segments import Segments
 from transport.threads import OnFatal
 
 if TYPE_CHECKING:
     from transport.world import World
 
-__all__ = ["Batch", "Link", "Load", "Transfer", "TransferEngine"]
+__all__ = ["Batch", "Link", "Transfer", "TransferEngine"]
 
 PATHS = ("shared", *REMOTE_PATHS)
 """Paths: memory of the same node; windows between nodes (one_sided); the others are messages."""
@@ -177,11 +177,6 @@ class TransferEngine:
     def serving_bytes(self) -> int:
         """Return the bytes that other ranks have requested over messages and that have not moved yet."""
         return self._lent.queued_bytes
-
-    def load(self, rank: int) -> Load:
-        """Return the load of the path to a rank, in microseconds. Raises BadTransfer for an unknown rank."""
-        self._check_rank(rank)
-        return self._remote.load(rank, self.path_to(rank))
 
     # ------------------------------------------------------------------ transfers
 

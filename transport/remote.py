@@ -44,16 +44,6 @@ REMOTE_PATHS = ("one_sided", *ANY_SEGMENT)
 TRIES = 2
 """Tries of a job, the second over another path if there is one: a third would meet the same two paths."""
 
-RECENT = 0.2
-"""Weight of the last large job in the running mean of a rank's bandwidth.
-
-Any value of this order works: the mean follows a change within some ten jobs, and one slow job moves it
-little.
-"""
-
-LARGE_BYTES = 2**20
-"""Jobs from this size on measure bandwidth; the time of smaller ones is mostly latency."""
-
 
 @dataclass(slots=True)
 class PathCounters:
@@ -75,28 +65,6 @@ class PathCounters:
     def as_dict(self) -> dict[str, float]:
         """Return the counters by name."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The load of the path to one rank, as far as this rank knows.
-
-    path            that a large transfer would take
-    queued_bytes    bytes that this rank has requested over messages and that have not moved yet
-    bytes_per_s     of recent transfers, else as measured at the start; 0 when nothing is known
-    latency_s       of a small transfer, as measured at the start; 0 on the same node
-    """
-
-    path: str
-    queued_bytes: int
-    bytes_per_s: float
-    latency_s: float
-
-    def seconds(self, nbytes: int) -> float:
-        """Estimate the seconds of nbytes more, after the queued ones; infinite without a known bandwidth."""
-        if not self.bytes_per_s:
-            return float("inf")
-        return self.latency_s + (self.queued_bytes + nbytes) / self.bytes_per_s
 
 
 class Remote:
@@ -126,7 +94,6 @@ class Remote:
         self._jobs: set[TransferJob] = set()
         self._queued: Counter[int] = Counter()
         self._moved: Counter[Way] = Counter()
-        self._recent: dict[int, float] = {}
         self._courier: Courier | None = None
         # On one node too: registered buffers can be reached over nothing else.
         self.sockets = SocketPath(world, lent, stall_s, address, self._ended, on_fatal)
@@ -191,7 +158,6 @@ class Remote:
         with self._lock:  # measurements do not count as transfers
             self._counters = {name: PathCounters() for name in sorted(self._paths)}
             self._moved.clear()
-            self._recent.clear()
 
     def _probe(self, path: str, rank: int, buffer: np.ndarray, streams: int, limit_s: float) -> None:
         """links.Read: one read over one path, without a second try."""
@@ -218,13 +184,6 @@ class Remote:
     def links_to(self, rank: int, nbytes: int) -> list[links.Link]:
         """Return the measured links to the rank's node, the fastest for so many bytes first."""
         return self._links.ranked(self._world.node_of[rank], nbytes)
-
-    def load(self, rank: int, path: str) -> Load:
-        """Return the load of the path to a rank."""
-        link = next((link for link in self.links_to(rank, LARGE_BYTES) if link.path == path), None)
-        measured = link.bytes_per_s if link else 0.0
-        recent = self._recent.get(rank, measured)
-        return Load(path, self._queued[rank], recent, link.latency_s if link else 0.0)
 
     @property
     def counters(self) -> dict[str, dict[str, float]]:
@@ -338,7 +297,3 @@ class Remote:
             counters.bytes_read += job.nbytes
         else:
             counters.bytes_written += job.nbytes
-        if job.nbytes >= LARGE_BYTES:
-            rate = job.nbytes / max(seconds, 1e-9)
-            mean = self._recent.get(job.rank, rate)
-            self._recent[job.rank] = mean + RECENT * (rate - mean)
