@@ -89,7 +89,7 @@ DEAD_AFTER_S = 6.0
     ("victim", "blow", "command_says", "client_reads"),
     [
         ("0", "SIGKILL", "rank 0 (steward) died", "rank 0 (steward) died"),
-        ("0", "SIGSTOP", "rank 0 (steward) gave no sign of life", "conductor"),
+        ("0", "SIGSTOP", "rank 0 (steward) gave no sign of life", "rank 0 (steward)"),
     ],
 )
 def test_a_dead_or_hung_conductor_ends_the_cluster_and_is_named_to_users_and_clients(
