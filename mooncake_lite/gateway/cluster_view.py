@@ -20,6 +20,7 @@ from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.problems import Broken, Refused, Unavailable
 from mooncake_lite.gateway.settings import Settings
 from mooncake_lite.gateway.sockets import Sockets
+from mooncake_lite.launch.verdict import STEWARD
 from scheduler.admission import ADMISSIONS
 from transport.membership import Heart
 
@@ -98,7 +99,8 @@ class ClusterView:
         if state is ClusterState.STOPPING:
             return f"the service is stopping: {self._stopping}"
         if state is ClusterState.LOST:
-            return f"the conductor has been silent for more than {self._silence_s:g} s"
+            silent = STEWARD if self.heart is not None else "the conductor"
+            return f"{silent} has been silent for more than {self._silence_s:g} s"
         if self._status is None:
             return "waiting for the conductor"
         return self._status.detail or state.value
