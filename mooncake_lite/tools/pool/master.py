@@ -20,6 +20,7 @@ from mooncake_lite.errors import ConfigError
 if TYPE_CHECKING:
     from transport.curve import CurveKeys
 
+STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 DEFAULT_LEASE_MS = 10_000
 
 
@@ -73,12 +74,12 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
     def stop(number: int, frame: FrameType | None) -> None:
         server.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOPS:
         signal.signal(number, stop)
     address = server.endpoint.removeprefix("tcp://")
     click.echo(f"store master at {address}, leases of {default_kv_lease_ttl} ms")
     server.run()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOPS:
         signal.signal(number, signal.SIG_IGN)  # a second one does not kill it while Python ends
 
 

@@ -11,10 +11,9 @@ from dataclasses import asdict
 import click
 import httpx
 import msgspec
-from rich.table import Table
 
 from mooncake_lite.config.options import API_KEY, URL
-from mooncake_lite.config.progress import wide_console
+from mooncake_lite.config.progress import plain_table, wide_console
 from mooncake_lite.errors import UserError
 from mooncake_lite.launch.running import where_else
 from mooncake_lite.tools.client import open_client
@@ -23,6 +22,9 @@ from mooncake_lite.tools.top.command import LIMITS
 from mooncake_lite.tools.top.figures import Figures, Rank, figures_of
 from mooncake_lite.tools.top.sample import NoAnswer, Sample, harmless
 from mooncake_lite.tools.top.scrape import fetch, scrape
+
+MOST_LINE = 500
+"""Characters of a line of /health; the rest is cut."""
 
 
 class Health(msgspec.Struct):
@@ -73,16 +75,15 @@ def _show(health: Health, figures: Figures, term: int) -> None:
     console = wide_console()
     state = f"{health.status}, but degraded" if health.degraded else health.status
     about = f"{figures.model}, version {figures.version}, up {numbers.age(figures.uptime_s)}"
-    console.print(harmless(f"{state}: {about if health.status == 'ok' else health.detail}"), markup=False)
+    words = about if health.status == "ok" else health.detail
+    console.print(harmless(f"{state}: {words}", MOST_LINE), markup=False)
     for line in health.degraded:
-        console.print(f"  {harmless(line, 200)}", markup=False)
+        console.print(f"  {harmless(line, MOST_LINE)}", markup=False)
     if term:
         console.print(
             f"  the conductor was replaced {term} times" if term > 1 else "  the conductor was replaced"
         )
-    table = Table(box=None, pad_edge=False)
-    for name in ("rank", "role", "used", "waiting", "running"):
-        table.add_column(name, justify="left" if name == "role" else "right", no_wrap=True)
+    table = plain_table("rank", "role", "used", "waiting", "running", left={"role"}, no_wrap=True)
     for rank in figures.ranks:
         table.add_row(*_row(rank))
     console.print(table)

@@ -58,9 +58,10 @@ def test_losses_are_told_and_end_with_1(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_cluster_that_starts_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(text(health("starting", "not ready: 2 (decode)"), 503), text(metrics())) as server:
+    missing = "not ready: " + ", ".join(f"{rank} (decode)" for rank in range(2, 9))
+    with serving(text(health("starting", missing), 503), text(metrics())) as server:
         assert main(["cluster", "status", "--url", server.url]) == 1
-    assert capsys.readouterr().out.startswith("starting: not ready: 2 (decode)\n")
+    assert capsys.readouterr().out.startswith(f"starting: {missing}\n")
 
 
 @pytest.mark.parametrize(
