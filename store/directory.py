@@ -302,6 +302,11 @@ class Directory(Adoption):
         segment.set_state(obj, ObjectState.PRIVATE)
         return False
 
+    def is_writing(self, object_id: int) -> bool:
+        """Tell whether an object is there and waits for its put_end."""
+        obj = self._objects.get(object_id)
+        return obj is not None and obj.state is ObjectState.WRITING
+
     def put_end_many(
         self, object_ids: Sequence[int], checksums: Sequence[Sequence[int]], now: float
     ) -> list[bool]:

@@ -105,6 +105,7 @@ class ConductorRole:
             m.RankHello: self._read_rank_hello,
             m.Submit: self._read_submit,
             m.Report: self._read_report,
+            m.ChunkStored: self._read_chunk_stored,
             m.PutsEnded: self._read_puts_ended,
             m.PoolQuery: self._read_pool_query,
             m.MetricsRequest: self._answer_metrics,
@@ -312,6 +313,14 @@ class ConductorRole:
                 self._stream.describe(*body.stored_blocks(self.config.block_size))
         self.bodies.keep(report)
         return event
+
+    def _read_chunk_stored(self, peer: str, stored: m.ChunkStored) -> ev.Event | None:
+        """Describe blocks to listeners."""
+        body = self.bodies.current(stored)
+        if self._stream is not None and body is not None and stored.first >= 0:
+            size, count = self.config.block_size, len(stored.checksums)
+            self._stream.describe(*body.stored_blocks(size, stored.first, count))
+        return stored
 
     def _decided(self, effect: fx.Decided) -> None:
         self.decisions.placed(effect.request_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.control.effects import Branched, Order
+from mooncake_lite.control.effects import Branched, Order, Prefetch
 from mooncake_lite.control.request import client_id_of
 
 
@@ -64,6 +64,12 @@ class OpenBody:
         self.stored = len(order.store) if isinstance(order, m.StartPrefill) else 0
         return m.Start(order, body)
 
+    def prefetch(self, order: Prefetch) -> m.PrefetchTokens:
+        """Return a hint with the tokens of its blocks."""
+        body = self.body
+        keys = body.keys[: len(order.blocks)]
+        return m.PrefetchTokens(order, body.token_ids[: order.num_tokens], body.salt, keys)
+
     def prefilled(self, report: m.Report) -> None:
         """Append the first token, or keep those of several branches."""
         body, first = self._first, [tokens[0] for tokens in report.token_ids]
@@ -112,11 +118,14 @@ class OpenBody:
         alone.request_id = name
         return alone
 
-    def stored_blocks(self, block_tokens: int) -> tuple[list[int], list[int], int | None]:
-        """Return keys and tokens of the blocks that this attempt wrote, and the key before them."""
-        first, keys = self.loaded, self.body.keys
+    def stored_blocks(
+        self, block_tokens: int, first: int = 0, count: int = 1 << 30
+    ) -> tuple[list[int], list[int], int | None]:
+        """Return keys and tokens of blocks that this attempt wrote, from its `first` one on, and the key
+        before them."""
+        first, end, keys = self.loaded + first, self.loaded + min(first + count, self.stored), self.body.keys
         parent = keys[first - 1] if first and keys else None
-        return keys[first : first + self.stored], self.body.token_ids[first * block_tokens :], parent
+        return keys[first:end], self.body.token_ids[first * block_tokens : end * block_tokens], parent
 
 
 class OpenBodies(dict[str, OpenBody]):
@@ -137,7 +146,9 @@ class OpenBodies(dict[str, OpenBody]):
             if answers:
                 body.recalled(answers, submit.answers)
 
-    def current(self, event: m.PrefillEnded | m.Preempted | m.Swapped | m.Recalled) -> OpenBody | None:
+    def current(
+        self, event: m.ChunkStored | m.PrefillEnded | m.Preempted | m.Swapped | m.Recalled
+    ) -> OpenBody | None:
         """Return the body that an event is about. None: of another attempt, or of a request that is over."""
         body = self.get(event.request_id)
         return body if body is not None and body.attempt == event.attempt else None
@@ -156,6 +167,8 @@ class OpenBodies(dict[str, OpenBody]):
 
     def message_of(self, order: Order) -> m.Message:
         """Return what a rank receives for an order."""
+        if isinstance(order, Prefetch):
+            return self[order.request_id].prefetch(order)
         return self[order.request_id].start(order) if isinstance(order, m.StartOrder) else order
 
     def branched(self, effect: Branched) -> None:

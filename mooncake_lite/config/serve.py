@@ -161,7 +161,7 @@ class ServeConfig:
     max_num_partial_prefills: Prompts that one rank computes at once. They share each forward pass.
     enable_chunked_prefill: Cut long prompts into chunks. Without, each is computed in one pass, and decoding
         waits for it.
-    overlap_stores: Store the blocks of a prompt while its next chunk, or the next prompt, is computed.
+    overlap_transfers: Store the blocks of a prompt while its next chunk, or the next prompt, is computed.
         Without, a rank computes no prompt while it stores.
     max_queue: Requests that may wait. Further ones are refused with 429.
     policy: Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), global-cache,
@@ -241,7 +241,7 @@ class ServeConfig:
     max_num_batched_tokens: int = 256
     max_num_partial_prefills: int = 1
     enable_chunked_prefill: bool = True
-    overlap_stores: bool = True
+    overlap_transfers: bool = True
     max_queue: int = 64
     policy: str = "kvcache-centric"
     balancing_threshold: float = THRESHOLD

@@ -37,6 +37,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     survives      the cluster goes on without a rank that is lost after it was ready
     term          how many conductors the cluster had before this one; lost: ranks that are lost already
     verify        readers compare every block in DRAM with its checksums
+    prefetches    decode ranks load the blocks of a prompt while the rest of it is computed
     wait_for_rank_s   how long requests wait when no rank is left with a duty that they need
     classes       service classes, the highest first; at least one, see scheduler.classes.check_classes
     """
@@ -60,6 +61,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     term: int = 0
     lost: list[RankLost] = []
     verify: bool = False
+    prefetches: bool = False
     wait_for_rank_s: float = 30.0
     costs: CostConfig = CostConfig()
     classes: list[ServiceClass] = msgspec.field(default_factory=lambda: list(DEFAULT_CLASSES))

@@ -58,6 +58,7 @@ class Dispatcher:
         self._requests, self._emit = requests, books.emit
         self._block_tokens = books.config.block_layout.block_tokens
         self._handover, self._classes = books.config.handover, books.config.classes
+        self._prefetches = books.config.prefetches and self._handover == "pool"
         self.room = Room(books)
         self._load_or_compute = LoadOrCompute(books.state.costs)
         self.loads = PrefixLoads(books, self._loads_ended)
@@ -278,12 +279,20 @@ class Dispatcher:
         decode_s = self._decode_s(record) if self._handover == "none" else 0.0
         self._requests.work(record, record.prefill, terms.transfer_s + terms.prefill_s + decode_s, now)
         self._emit(self._first_order(record, now))
+        self.prefetch(record, now)
         if record.worker == record.decode:
             for branch in sorted(record.dropped | record.ended):
                 self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
         self._state.flows.begin(record.request_id, self._sources(record))
         if record.fetch:
             self.copies.on_prefill(record, now)
+
+    def prefetch(self, record: RequestRecord, now: float) -> None:
+        """Let the decode rank of a prompt load the blocks that the pool has of it."""
+        blocks = self.room.written(record, now) if self._prefetches and record.keys else []
+        if blocks:
+            num_tokens = len(blocks) * self._block_tokens
+            self._emit(fx.Prefetch(record.decode, record.request_id, record.attempt, blocks, num_tokens))
 
     def _sources(self, record: RequestRecord) -> list[int]:
         """List the other nodes that a prefill reads from."""

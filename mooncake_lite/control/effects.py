@@ -159,6 +159,18 @@ class StartServe(RequestOrder, frozen=True):
     reads: bool = True
 
 
+class Prefetch(RequestOrder, frozen=True):
+    """Tell a decode rank which blocks of a prompt it can load while the rest is computed.
+
+    A hint: it may be lost, has no answer, and holds no lease. The rank compares each block with its check.
+
+    blocks   the first full blocks, in order; num_tokens: tokens that they hold
+    """
+
+    blocks: list[BlockRef]
+    num_tokens: int
+
+
 StartOrder = StartPrefill | StartDecode | StartServe
 """Orders that begin work on a request."""
 
@@ -332,8 +344,8 @@ class Stop(Action, frozen=True):
 
 
 Order = (
-    StartOrder | CancelOn | ForgetPages | ListOpen | GrantPuts | GrantSwap | LoadBlocks | SaveBlocks
-    | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | HoldBlocks
+    StartOrder | Prefetch | CancelOn | ForgetPages | ListOpen | GrantPuts | GrantSwap | LoadBlocks
+    | SaveBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | HoldBlocks
 )  # fmt: skip
 """Effects that are sent to one rank. Undelivered returns an order that could not be sent."""
 

@@ -211,6 +211,19 @@ class PrefillEnded(RequestEvent, frozen=True):
     tail_checksums: list[int] = []
 
 
+class ChunkStored(RequestEvent, frozen=True):
+    """Blocks of a StartPrefill are in the pool, while the rest of its prompt is computed.
+
+    PrefillEnded names them again, so that nothing is lost with this report.
+
+    first       number of the first one within `store`
+    checksums   as in PrefillEnded
+    """
+
+    first: int
+    checksums: list[list[int]]
+
+
 class RequestFailed(RequestEvent, frozen=True):
     """A rank cannot finish a request.
 
@@ -442,9 +455,9 @@ class StopRequested(Event, frozen=True):
 
 AnyEvent = (
     RankJoined | RankLost | TierIndexed | Inventory | GatewayReady | GatewayLost | RequestArrived | Recalled
-    | RequestCancelled | AnswerReceived | PrefillEnded | RequestFailed | DecodeLoaded | PromptComputed
-    | DecodeEnded | Preempted | SwapWanted | Swapped | OpenListed | PutsWanted | PutsEnded | PagesChanged
-    | BlocksLoaded | BlocksBad | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied | BlocksChecked
-    | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
+    | RequestCancelled | AnswerReceived | ChunkStored | PrefillEnded | RequestFailed | DecodeLoaded
+    | PromptComputed | DecodeEnded | Preempted | SwapWanted | Swapped | OpenListed | PutsWanted | PutsEnded
+    | PagesChanged | BlocksLoaded | BlocksBad | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied
+    | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
 )  # fmt: skip
 """For decoders."""

@@ -76,6 +76,7 @@ class Control:
             ev.RequestCancelled: self.requests.on_cancelled,
             ev.AnswerReceived: self.requests.on_received,
             ev.Recalled: self.requests.on_recalled,
+            ev.ChunkStored: reports.on_chunk_stored,
             ev.PrefillEnded: reports.on_prefill_ended,
             ev.RequestFailed: reports.on_failed,
             ev.DecodeLoaded: reports.on_decode_loaded,
@@ -157,8 +158,9 @@ class Control:
         if isinstance(event, ev.BlocksLoaded | ev.BlocksCopied | ev.BlocksChecked):
             grant = self._grants.get(event.rank, event.number)
             expected = None if grant is None else grant.blocks
-        elif isinstance(event, ev.PrefillEnded) and (record := self.requests.working(event)) is not None:
-            expected = len(record.store)
+        elif isinstance(event, ev.ChunkStored | ev.PrefillEnded):
+            record = self.requests.working(event)
+            expected = None if record is None else len(record.store)
         problem = malformed(event, self.config.block_layout.layers, expected)
         if isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
             problem = problem or "it names objects that were not granted"
@@ -285,8 +287,8 @@ class Control:
                 self._commands.undelivered(event.order)
             case fx.ListOpen():
                 self._grants.not_asked(event.order.rank)
-            case fx.CancelOn() | fx.CompactTier() | fx.ForgetPages() | fx.HoldBlocks():
-                pass  # the first comes again with a check; without the last a later conductor misses blocks
+            case fx.CancelOn() | fx.CompactTier() | fx.ForgetPages() | fx.HoldBlocks() | fx.Prefetch():
+                pass  # the first comes again with a check; without HoldBlocks a later conductor misses blocks
 
     def check(self) -> None:
         """Assert every invariant. Called by tests and by the fault world."""

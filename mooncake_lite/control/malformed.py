@@ -15,7 +15,7 @@ NO_PROBLEM = ""
 HAVE_LENGTHS = frozenset(
     {
         *(ev.TierIndexed, ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsWanted, ev.PutsEnded),
-        *(ev.PrefillEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked),
+        *(ev.ChunkStored, ev.PrefillEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked),
     }
 )
 """Events that can be malformed: each has lists that must agree."""
@@ -34,6 +34,9 @@ def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
             )
         case ev.PutsEnded():
             found = _differ(object_ids=event.object_ids, checksums=event.checksums)
+            return found or _checksums(event.checksums, layers)
+        case ev.ChunkStored():
+            found = _inside(event.first, len(event.checksums), expected)
             return found or _checksums(event.checksums, layers)
         case ev.PrefillEnded():
             return _count("checksums", event.checksums, expected) or _checksums(event.checksums, layers)
@@ -62,6 +65,12 @@ def _count(name: str, values: Sized, expected: int | None) -> str:
     if expected is None or len(values) == expected:
         return NO_PROBLEM
     return f"{name} has {len(values)}, its order has {expected} blocks"
+
+
+def _inside(first: int, count: int, expected: int | None) -> str:
+    if expected is None or 0 <= first <= first + count <= expected:
+        return NO_PROBLEM
+    return f"it names blocks {first} .. {first + count - 1}, its order has {expected}"
 
 
 def _checksums(checksums: Sequence[Sized], layers: int) -> str:

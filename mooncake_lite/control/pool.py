@@ -31,9 +31,9 @@ class Pool:
         self._saving: dict[tuple[int, int], Grant] = {}
 
     def publish(self, object_ids: list[int], checksums: list[list[int]], now: float) -> None:
-        """Make written objects visible, and order saves of those that a tier keeps."""
+        """Make written objects visible, unless they are, and order saves of those that a tier keeps."""
         ended = zip(object_ids, checksums, strict=True)
-        there = [(number, sums) for number, sums in ended if self._directory.has(number)]
+        there = [(number, sums) for number, sums in ended if self._directory.is_writing(number)]
         self._directory.put_end_many([number for number, _ in there], [sums for _, sums in there], now)
         self.order_saves(now)
 

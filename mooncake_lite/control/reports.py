@@ -26,6 +26,16 @@ class Reports:
         self._measured = Measurements(books.state, books.members)
         self._admission, self._handover = dispatcher.admission, books.config.handover
 
+    def on_chunk_stored(self, stored: ev.ChunkStored, now: float) -> None:
+        """Publish blocks of a prompt that is still computed, and let its decode rank load them."""
+        record = self._requests.current(stored, Step.PREFILLED, Step.DROP)
+        if record is None:
+            return
+        refs = record.store[stored.first : stored.first + len(stored.checksums)]
+        self._pool.publish([ref.object_id for ref in refs], stored.checksums, now)
+        if record.stage is Stage.PREFILLING:
+            self._dispatcher.prefetch(record, now)
+
     def on_prefill_ended(self, ended: ev.PrefillEnded, now: float) -> None:
         """Publish the KV of a prompt, and start its decode or refuse it."""
         record = self._requests.current(ended, Step.PREFILLED, Step.DROP)

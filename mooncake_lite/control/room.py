@@ -73,6 +73,15 @@ class Room:
             return refs
         return [replace(ref, check=check_of(ref.object_id, now, always=always)) for ref in refs]
 
+    def written(self, record: RequestRecord, now: float) -> list[BlockRef]:
+        """Return the leading full blocks of a request that are in the pool, each with a check."""
+        found, check_of = [], self._directory.check_of
+        for ref in (*record.load, *record.store):
+            if not self._directory.has(ref.object_id) or self._directory.is_writing(ref.object_id):
+                break
+            found.append(replace(ref, check=check_of(ref.object_id, now, always=True)))
+        return list(itertools.takewhile(lambda ref: ref.check, found))
+
     def _near(self, hits: list[Found], node: int) -> list[Found]:
         """Keep the leading blocks that are in DRAM of a node."""
         far = (

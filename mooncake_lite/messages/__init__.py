@@ -46,6 +46,7 @@ from mooncake_lite.control.events import (
     BlocksLoaded,
     BlocksRemoved,
     BlocksSaved,
+    ChunkStored,
     DecodeEnded,
     DecodeLoaded,
     GatewayLost,
@@ -69,7 +70,7 @@ from mooncake_lite.control.events import (
     TierIndexed,
 )
 from mooncake_lite.control.request import client_id_of, first_attempt
-from mooncake_lite.messages.compute import GatewayAt, Report, Start
+from mooncake_lite.messages.compute import GatewayAt, PrefetchTokens, Report, Start
 from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.gateway import (
     ClusterStatus,
@@ -106,14 +107,17 @@ TO_CONDUCTOR = (
     GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain
     | StopRequested | StewardHello | GatewayLost | RankHello | RankStats | Degraded | RankLost | Stopped
     | TraceLines
-    | Report | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted | PutsEnded
-    | PagesChanged | OpenListed | BlocksBad
+    | Report | ChunkStored | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted
+    | PutsEnded | PagesChanged | OpenListed | BlocksBad
     | TierIndexed | Inventory | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied
     | BlocksChecked
 )  # fmt: skip
 TO_GATEWAY = ClusterStatus | Reject | Release | Fail | Recall | MetricsReply | OpenTokens | PoolEnded | Stop
 TO_GATEWAY_TOKENS = Tokens
-TO_COMPUTE = Start | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | MarkLost | Stop
+TO_COMPUTE = (
+    Start | PrefetchTokens | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | MarkLost
+    | Stop
+)  # fmt: skip
 TO_STORE = (
     HoldBlocks | SaveBlocks | LoadBlocks | CopyBlocks | CheckBlocks | RemoveBlocks | CompactTier | MarkLost
     | Stop

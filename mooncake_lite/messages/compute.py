@@ -6,7 +6,7 @@ Explained in docs/explain/lifecycle.md.
 
 from __future__ import annotations
 
-from mooncake_lite.control.effects import StartOrder
+from mooncake_lite.control.effects import Prefetch, StartOrder
 from mooncake_lite.control.events import Preempted, PrefillEnded, PutsWanted, Recalled, Swapped
 from mooncake_lite.messages.parts import Body, Message, Span
 
@@ -26,6 +26,15 @@ class Start(Message, frozen=True):
 
     order: StartOrder
     body: Body
+
+
+class PrefetchTokens(Message, frozen=True):
+    """Conductor -> decode rank: a Prefetch, with the tokens of its blocks. salt, keys: as in Body."""
+
+    order: Prefetch
+    token_ids: list[int]
+    salt: bytes
+    keys: list[int]
 
 
 class Report(Message, frozen=True):

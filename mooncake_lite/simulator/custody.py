@@ -42,6 +42,7 @@ class _Open:
     attempt    the latest that a rank was given; on_rank: where
     live       branches that its latest rank has not ended; over: branches that need no more decoding
     swaps      branches whose KV goes into the pool, or has gone there
+    store      places of full blocks that its latest attempt writes
     """
 
     kv: list[int] = field(default_factory=list)
@@ -50,6 +51,7 @@ class _Open:
     live: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     swaps: set[int] = field(default_factory=set)
+    store: list[BlockRef] = field(default_factory=list)
 
     def kv_of(self, token_ids: Sequence[int]) -> list[int]:
         """Return the digests of a sequence, which begins with what earlier calls named."""
@@ -87,6 +89,7 @@ class Custody(Uses):
             fx.StartPrefill: self._prefill,
             fx.StartDecode: self._decode,
             fx.StartServe: self._serve,
+            fx.Prefetch: self._prefetch,
             fx.CancelOn: self._cancel,
             fx.GrantPuts: self._grant,
             fx.GrantSwap: self._grant_swap,
@@ -104,6 +107,7 @@ class Custody(Uses):
             get_args(GoesOn), self._request_goes_on
         )
         self._answers |= {
+            ev.ChunkStored: self._chunk_stored,
             ev.TierIndexed: self._indexed,
             ev.RankJoined: self._joined,
             ev.RequestFailed: self._failed,
@@ -189,6 +193,7 @@ class Custody(Uses):
         has_tail = order.tail is not None
         assert has_tail == (num_tokens % size > 0), "a tail without tokens, or none for them"
         places = [*order.store, order.tail] if order.tail else order.store
+        self._of(order.request_id).store = order.store
         self._begin(_work(order), order.load, places, order.rank)
 
     def _serve(self, order: fx.StartServe) -> None:
@@ -234,6 +239,13 @@ class Custody(Uses):
             assert {ref.rank for ref in reads} <= {order.rank}, "KV of another rank"
         self._expect(known, tokens, reads)
         self._begin(_work(order), reads, [], order.rank)
+
+    def _prefetch(self, order: fx.Prefetch) -> None:
+        """Check a hint. What it names may be overwritten at any time, and its reader compares."""
+        body, known = self._bodies[order.request_id].body, self._of(order.request_id)
+        assert order.attempt == known.attempt
+        assert order.num_tokens == len(order.blocks) * self._block_tokens <= len(body.token_ids)
+        assert all(ref.check for ref in order.blocks)
 
     def _cancel(self, order: fx.CancelOn) -> None:
         known = self._of(order.request_id)
@@ -317,6 +329,15 @@ class Custody(Uses):
 
     def _indexed(self, event: ev.TierIndexed) -> None:
         self.on_ssd.setdefault(event.rank, set()).update(event.keys)
+
+    def _chunk_stored(self, event: ev.ChunkStored) -> None:
+        """End writes of a prefill that goes on."""
+        known, key = self._of(event.request_id), _work(event)
+        if known.attempt == event.attempt and key in self._uses:
+            stored = known.store[event.first : event.first + len(event.checksums)]
+            uses = [use for use in self._uses[key] if use.kind == "write" and use.ref in stored]
+            self._memory.end(uses)
+            self._uses[key] = [use for use in self._uses[key] if use not in uses]
 
     def _request_goes_on(self, event: GoesOn) -> None:
         """End the reads of a request. A branch that ends early leaves those of its siblings."""

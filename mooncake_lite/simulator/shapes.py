@@ -53,7 +53,7 @@ class Shape:
     prompts     requests that one prefill rank computes at once
     pages       KV pages of a computing rank; page_tokens: tokens of each
     budget      tokens of a forward pass beside the running batch; chunked: prompts may be cut into chunks
-    overlaps    prompts are computed while blocks are stored
+    overlaps    prompts are computed while blocks are stored, and decode ranks load those meanwhile
     half_blocks, put_slots   staging memory of a computing rank: blocks of each half, and single slots
     sharing     how a rank shares prefixes in its pages
     preemption  what happens to sequences when pages run out
@@ -89,6 +89,7 @@ class Shape:
         lent = pool if mode.handover == "direct" else random.choice((0, 0, 4, 12)) * ("store" in roles)
         segments = [pool if role == "store" else lent * (role in mode.lenders) for role in roles]
         tier_blocks = random.choice((0, 12, 60)) * ("store" in roles)
+        overlaps = random.random() < 0.8
         forms = [form for form in ADMISSIONS if mode.handover != "none" or not ADMISSIONS[form]().withholds]
         config = ControlConfig(
             layout=LAYOUT,
@@ -102,6 +103,7 @@ class Shape:
             policy=random.choice(list(POLICIES)),
             queue=random.choice(list(QUEUES)),
             admission=random.choice(forms),
+            prefetches=overlaps,
             classes=[
                 replace(
                     service, cache_share=share, slo_ttft_s=random.choice(TTFT_LIMITS_S),
@@ -113,7 +115,7 @@ class Shape:
         shape = cls(
             config=config, segments=segments, slots=random.choice((1, 2, 8)),
             prompts=random.choice((1, 1, 2, 4)), pages=0, page_tokens=random.choice((4, 8, 16)),
-            budget=random.choice((8, 64, 512)), chunked=random.random() < 0.7, overlaps=random.random() < 0.8,
+            budget=random.choice((8, 64, 512)), chunked=random.random() < 0.7, overlaps=overlaps,
             half_blocks=random.choice((1, 2, 8)), put_slots=random.choice((1, 2, 6)),
             sharing=random.choice(("off", "hash", "radix")), tier_blocks=tier_blocks,
             preemption="swap" if "store" in roles and random.random() < 0.5 else "recompute",

@@ -6,7 +6,7 @@ nor messages, and reads no clock.
 """
 
 from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
-from scheduler.instance.job import DECODE, PREFILL, Job, JobId
+from scheduler.instance.job import DECODE, PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages, pages_for
 from scheduler.instance.planner import begin, next_step, on

@@ -23,13 +23,14 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
 
     A job begins when there are pages for all of its tokens, besides those that the running batch needs next.
     Pages of this rank that hold its leading tokens are shared. One job at a time loads blocks from the pool.
-    No job waits for the blocks of an earlier one to be stored.
+    No job waits for the blocks of an earlier one to be stored. A prefetch that finds no pages begins without,
+    and so ends at once: nothing waits for it, and it waits for nothing.
     """
     limits, chosen = state.limits, list[Admission]()
     loading, active, prefills = state.loading is not None, state.num_active, state.num_prefills
     reserved = state.num_next_pages()
     for task in state.waiting:
-        sequences, prefill = len(task.branches), PREFILL in task.job.duties
+        sequences, prefill = len(task.branches) * (not task.is_prefetch), PREFILL in task.job.duties
         if (active and active + sequences > limits.sequences) or (prefill and prefills >= limits.prefills):
             break
         match = _match(state, task, draft)
@@ -38,6 +39,8 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
             break
         needed = state.pages.needed(len(task.sequence.token_ids))
         pages = draft.keep_and_take(match, needed, leave=reserved)
+        if pages is None and task.is_prefetch:
+            pages, loads = ((), ()), False
         if pages is None:
             break
         shared, taken = pages

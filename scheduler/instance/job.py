@@ -16,6 +16,9 @@ PREFILL = "prefill"
 DECODE = "decode"
 """The duty to compute one token after the other in the running batch."""
 
+PREFETCH = "prefetch"
+"""The duty to load blocks into pages for a job that has not come yet. Every rank has it."""
+
 
 class JobId(NamedTuple):
     """Names one sequence of a job on its rank.
@@ -36,6 +39,8 @@ class Job:
         duties      {PREFILL}: ends when the first token is sampled and the KV is stored
                     {DECODE}: loads the KV of all tokens but the last, then decodes
                     both: computes the prompt and decodes on
+                    {PREFETCH}: loads the KV of all tokens, which fill the blocks of load, for the prefix
+                    cache; it ends without it where it finds no pages
         token_ids   the prompt, then the answer so far (of several branches: the prompt alone); the planner
                     copies and slices it, and appends to its copy
         answered    number of token_ids that belong to the answer

@@ -1,7 +1,7 @@
 """Outcomes, which `planner.on` returns for the role to report.
 
-Every job has exactly one end: Prefilled, Ended, Failed, Preempted or Swapped. A job that decodes has one per
-branch.
+Every job has exactly one end: Prefilled, Ended, Failed, Preempted, Swapped or Prefetched. A job that decodes
+has one per branch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,25 @@ class Loaded(JobOutcome):
     load_s: float
     shared: int = 0
     blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched(JobOutcome):
+    """The end of a prefetch. blocks: number of blocks that it has read into pages."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(JobOutcome):
+    """Blocks of Job.store are in the pool, while the rest of the prompt is computed.
+
+    first       number of the first one within Job.store
+    checksums   of each of them, opaque
+    """
+
+    first: int
+    checksums: Seq[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +234,6 @@ class BadBlocks:
 
 
 Outcome = (
-    BadBlocks
-    | Loaded
-    | Computed
-    | Token
-    | Run
-    | Iterated
-    | Decoded
-    | Prefilled
-    | Ended
-    | Failed
-    | Preempted
-    | SwapWanted
-    | Swapped
-    | Saved
-    | PutFinished
-)
+    BadBlocks | Loaded | Prefetched | Stored | Computed | Token | Run | Iterated | Decoded | Prefilled | Ended
+    | Failed | Preempted | SwapWanted | Swapped | Saved | PutFinished
+)  # fmt: skip

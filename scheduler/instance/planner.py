@@ -11,7 +11,7 @@ from scheduler.instance.continuous import next_admissions, next_batch
 from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
 from scheduler.instance.job import DECODE, Job
 from scheduler.instance.leap import leap
-from scheduler.instance.outcomes import Ended, Failed, Outcome
+from scheduler.instance.outcomes import Ended, Failed, Outcome, Prefetched
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.preemption import to_preempt
 from scheduler.instance.progress import apply, moved
@@ -142,11 +142,13 @@ def _grow(state: State, growth: Growth) -> None:
 def _arrive(state: State, job: Job) -> list[Outcome]:
     """Queue a job. A job that can never have enough pages fails at once."""
     task = Task.of(job)
-    assert task.id not in state.tasks, f"{task.id} is here already"
-    assert set() < job.duties <= state.duties, f"{job.id}: {set(job.duties)} of {set(state.duties)}"
     num_tokens = len(task.sequence.token_ids)
+    if task.is_prefetch and (task.id in state.tasks or num_tokens < state.prefix.unit_tokens):
+        return []
+    assert task.id not in state.tasks, f"{task.id} is here already"
+    assert state.serves(job), f"{job.id}: {set(job.duties)} of {set(state.duties)}"
     needed = state.pages.needed(num_tokens)
-    if needed > state.pages.num_pages:
+    if needed > state.pages.num_pages and not task.is_prefetch:
         reason = f"{needed} KV pages are needed, the rank has {state.pages.num_pages}"
         return [Failed(task.id, reason, for_good=True)]
     state.name_blocks(task, num_tokens)
@@ -181,13 +183,7 @@ def _cancel_task(state: State, task: Task) -> list[Outcome]:
     if task in state.writing or task in state.leaving:
         return []
     if task is state.loading:
-        state.loading = None
-        for half in state.staging.of(task):
-            use = state.staging.halves[half]
-            assert use is not None
-            use.task = None
-            if use.kind == "landed":
-                state.staging.free(half)
+        state.stop_loading()
     elif task in state.prefilling:
         state.prefilling.remove(task)
         if state.staging.of(task):  # its places in the pool are being written
@@ -201,6 +197,8 @@ def _cancel_task(state: State, task: Task) -> list[Outcome]:
     else:
         state.waiting.remove(task)
     state.remove(task)
+    if task.is_prefetch:
+        return [Prefetched(task.id, 0)]
     branches = task.branches if DECODE in task.job.duties else task.branches[:1]
     return [
         Ended(task.id._replace(branch=branch), "cancelled", task.sequence.answered) for branch in branches

@@ -13,7 +13,8 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
 
     The youngest job of the batch is preempted first, because it loses the least. A job that runs alone gives
     up its pages too if a job that is loading holds the rest. The pages of jobs that are being swapped out are
-    as good as free: the batch waits for them. Returns the jobs in the order of preemption.
+    as good as free: the batch waits for them. A prefetch gives way before all others. Returns the jobs in
+    the order of preemption.
     """
     running = state.running
     left: Counter[int] = Counter()
@@ -29,6 +30,8 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
             break
         num_free -= needed
         left.update(copied)
+    if stay < len(running) and state.loading is not None and state.loading.is_prefetch:
+        return [state.loading]
     return running[stay:][::-1]
 
 

@@ -19,10 +19,12 @@ from scheduler.instance.outcomes import (
     Iterated,
     Loaded,
     Outcome,
+    Prefetched,
     Prefilled,
     PutFinished,
     Run,
     Saved,
+    Stored,
     Token,
 )
 from scheduler.instance.state import ANSWER_S, Put, State
@@ -79,11 +81,15 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
 
 
 def moved(state: State, ended: Iterable[TransferEnded], now: float) -> list[Outcome]:
-    """Apply ends of transfers while a step is under way. It has no part of a task that only stores."""
+    """Apply ends of transfers while a step is under way.
+
+    Those that could take a task out of the step, or that the next step alone can use, wait for its end.
+    """
     said: list[Outcome] = []
     for half in ended:
         use = state.staging.halves[half.number]
-        if use is not None and use.kind == "writing" and use.task in state.storing:
+        task = use.task if use is not None and use.kind == "writing" else None
+        if task in state.storing or (task in state.prefilling and not (half.problem or task.problem)):
             said += _half_ended(state, half, now)
         else:
             state.postponed.append(half)
@@ -103,6 +109,9 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
         blocks = task.to_load - task.shared // state.block_tokens
         task.load_s = now - task.load_began
         state.loading = None
+    if task.is_prefetch:
+        state.remove(task)
+        return [Prefetched(task.id, blocks)]
     if PREFILL in task.job.duties:
         state.prefilling.append(task)
     else:
@@ -274,7 +283,9 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     task.may_still_write = task.may_still_write or ended.may_still_land
     if task.problem:
         return _write_failed(state, task)
-    if task.written < len(task.out) or task in state.prefilling:
+    if task in state.prefilling:
+        return [Stored(task.id, use.first, tuple(task.sums[use.first : use.first + use.count]))]
+    if task.written < len(task.out):
         return []
     if task in state.swapping:
         return [swapped(state, task)]
@@ -288,6 +299,8 @@ def _read_failed(state: State, task: Task, first: int, problem: str, now: float)
     if task.failed_reads <= MOST_READ_AGAIN:
         task.read = first
         return []
+    if task.is_prefetch:
+        return [preempt(state, task, now)]
     if PREFILL not in task.job.duties:
         state.loading = None
         return [_fail(state, task, problem)]

@@ -60,7 +60,7 @@ class Staging:
         self.halves[half] = None
         self.free_from[half] = free_from
 
-    def of(self, task: Task) -> list[int]:
+    def of(self, task: Task | None) -> list[int]:
         """Return the halves that a task occupies."""
         return [n for n, use in enumerate(self.halves) if use is not None and use.task is task]
 

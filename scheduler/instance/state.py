@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal
 
-from scheduler.instance.job import PREFILL, JobId
+from scheduler.instance.job import PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import NoPrefix, PrefixCache
@@ -122,7 +122,11 @@ class State:
     def num_active(self) -> int:
         """Return the number of sequences that are loaded, prefilled or decoded."""
         prompts = [*self.prefilling, *([self.loading] if self.loading is not None else [])]
-        return len(self.running) + sum(len(task.branches) for task in prompts)
+        return len(self.running) + sum(len(task.branches) for task in prompts if not task.is_prefetch)
+
+    def serves(self, job: Job) -> bool:
+        """Tell whether a job's duties are those of this rank."""
+        return set() < job.duties <= self.duties | {PREFETCH}
 
     @property
     def writing(self) -> list[Task]:
@@ -235,6 +239,16 @@ class State:
         task.joined = now
         self.running.append(task)
 
+    def stop_loading(self) -> None:
+        """Take the loading task out of its stage. A group that flies ends in a half that nobody uses."""
+        for half in self.staging.of(self.loading):
+            use = self.staging.halves[half]
+            assert use is not None
+            use.task = None
+            if use.kind == "landed":
+                self.staging.free(half)
+        self.loading = None
+
     def remove(self, task: Task) -> None:
         """Forget a task whose stage has been left, and free its pages."""
         del self.tasks[task.id]
@@ -247,7 +261,7 @@ class State:
         assert len(staged) == len(self.tasks), "a task is in no stage, or in two"
         for task in staged:
             assert self.tasks[task.id] is task
-            assert task.job.duties <= self.duties
+            assert self.serves(task.job)
             task.check()
             self._check_pages(task)
         users = Counter(page for task in staged for page in task.sequence.pages)

@@ -10,13 +10,17 @@ again later (recomputation). Explained in docs/explain/paged-memory.md.
 from __future__ import annotations
 
 from scheduler.instance.events import SwapAnswered
-from scheduler.instance.outcomes import Outcome, Preempted, Swapped, SwapWanted
+from scheduler.instance.outcomes import Outcome, Preempted, Prefetched, Swapped, SwapWanted
 from scheduler.instance.state import ANSWER_S, State
 from scheduler.instance.task import Task
 
 
 def preempt(state: State, task: Task, now: float) -> Outcome:
-    """Take a task out of the running batch. To be swapped, it keeps its pages for now."""
+    """Take a task out of the running batch. To be swapped, it keeps its pages for now. A prefetch ends."""
+    if task.is_prefetch:
+        state.stop_loading()
+        state.remove(task)
+        return Prefetched(task.id, 0)
     state.running.remove(task)
     if state.preemption == "recompute":
         return recompute(state, task)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.instance.job import PREFILL, Job, JobId
+from scheduler.instance.job import PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.prefix import Chain
 from scheduler.instance.sequence import Sequence
 from scheduler.instance.step import Draw, Score
@@ -98,6 +98,11 @@ class Task:
         return [branch for branch in self.job.branches if branch not in self.dropped]
 
     @property
+    def is_prefetch(self) -> bool:
+        """Tell whether this task only loads blocks for one that comes later. It gives way to all others."""
+        return PREFETCH in self.job.duties
+
+    @property
     def chain(self) -> Chain:
         """Return what the prefix cache must know of this sequence besides its tokens."""
         return Chain(self.job.salt, self.keys)
@@ -108,7 +113,8 @@ class Task:
 
         Of several branches to be decoded, the last tokens are those of their answers.
         """
-        return len(self.sequence.token_ids) - (self.forked or not self.job.answers)
+        computes_last = (self.forked or not self.job.answers) and not self.is_prefetch
+        return len(self.sequence.token_ids) - computes_last
 
     @property
     def tokens_in_pool(self) -> int:

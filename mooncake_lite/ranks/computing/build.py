@@ -23,7 +23,7 @@ def limits_of(config: ServeConfig) -> Limits:
         config.max_num_seqs,
         config.max_num_partial_prefills,
         config.enable_chunked_prefill,
-        config.overlap_stores,
+        config.overlap_transfers,
     )
 
 

@@ -5,8 +5,16 @@ Used by the compute role. The planner holds places and sampling without looking 
 
 from __future__ import annotations
 
-from mooncake_lite.messages import BlockRef, Start, StartDecode, StartOrder, StartPrefill, StartServe
-from scheduler.instance import DECODE, PREFILL, Job
+from mooncake_lite.messages import (
+    BlockRef,
+    PrefetchTokens,
+    Start,
+    StartDecode,
+    StartOrder,
+    StartPrefill,
+    StartServe,
+)
+from scheduler.instance import DECODE, PREFETCH, PREFILL, Job
 
 DUTIES: dict[type[StartOrder], frozenset[str]] = {
     StartPrefill: frozenset({PREFILL}),
@@ -54,4 +62,22 @@ def job_of(start: Start, max_len: int) -> Job:
         keys=body.keys,
         offers=not prefills_only and body.offers,
         scored=not decodes_only and body.answered == 0 and body.sampling.prompt_logprobs >= 0,
+    )
+
+
+def prefetch_of(message: PrefetchTokens) -> Job:
+    """Turn a hint into a job. Its branch is no answer's: a number below 0, another one for more blocks."""
+    order, ids = message.order, message.token_ids
+    return Job(
+        order.request_id,
+        order.attempt,
+        frozenset({PREFETCH}),
+        ids,
+        0,
+        0,
+        len(ids),
+        branch=-len(order.blocks),
+        load=order.blocks,
+        salt=message.salt or None,
+        keys=message.keys,
     )

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.control.request import client_id_of
-from mooncake_lite.ranks.computing.jobs import blocks_to_load, blocks_to_store, job_of
+from mooncake_lite.ranks.computing.jobs import blocks_to_load, blocks_to_store, job_of, prefetch_of
 from scheduler.instance import (
     DECODE,
     PREFILL,
@@ -47,7 +47,9 @@ class NewTerm(NamedTuple):
     number: int
 
 
-Order = m.Start | m.CancelOn | m.ListOpen | m.GrantPuts | m.GrantSwap | m.ForgetPages | NewTerm
+Order = (
+    m.Start | m.PrefetchTokens | m.CancelOn | m.ListOpen | m.GrantPuts | m.GrantSwap | m.ForgetPages | NewTerm
+)
 """Messages from the conductor to a computing rank about its work; NewTerm comes from the rank's heart."""
 
 
@@ -131,6 +133,8 @@ class ComputingRank:
             outcomes.Run: self._run,
             outcomes.Iterated: self._iterated,
             outcomes.Decoded: self._decoded,
+            outcomes.Prefetched: lambda prefetched: None,
+            outcomes.Stored: self._stored,
             outcomes.Prefilled: self._prefilled,
             outcomes.Ended: self._ended,
             outcomes.Failed: self._failed,
@@ -169,7 +173,7 @@ class ComputingRank:
     def _drop_all(self, term: int, now: float) -> list[Told]:
         """Drop all work. A transfer under way ends first: a new conductor may give its places away."""
         self.term = term
-        for request_id, attempt in list(self._open):
+        for request_id, attempt in {task.id[:2] for task in self.state.tasks.values()}:
             self._tell(on(self.state, Cancelled(request_id, attempt), now))
         return self._with_pages([], now)
 
@@ -202,6 +206,8 @@ class ComputingRank:
                 job = job_of(order, self._max_len)
                 self._expect(job, order)
                 return Arrived(job)
+            case m.PrefetchTokens():
+                return Arrived(prefetch_of(order))
             case m.CancelOn():
                 branch = order.branch if order.branch >= 0 else None
                 return Cancelled(order.request_id, order.attempt, branch)
@@ -276,6 +282,9 @@ class ComputingRank:
                 *self._about(computed.job), computed.tokens, computed.compute_s, opened.load_s, opened.loaded
             )
         return None
+
+    def _stored(self, stored: outcomes.Stored) -> m.Message:
+        return m.ChunkStored(*self._about(stored.job), stored.first, list(stored.checksums))
 
     def _iterated(self, iterated: outcomes.Iterated) -> None:
         self.counters["decode_tokens_total"] += iterated.tokens

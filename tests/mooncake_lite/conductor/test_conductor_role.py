@@ -29,7 +29,7 @@ class Cluster:
     def __init__(
         self, blocks: int = 32, tier: tuple[int, ...] = (), lent: int = 0, **options: object
     ) -> None:
-        config = ServeConfig(block_size=BLOCK, **options)
+        config = ServeConfig(block_size=BLOCK, **{"overlap_transfers": False} | options)
         self.hub = FakeHub()
         self.waited_s = 0.0
         self.role = new_role(config, LAYOUT, self.hub, clock=lambda: time.monotonic() + self.waited_s)

@@ -24,7 +24,7 @@ class Conductor:
     """A conductor whose ranks have all joined; ranks that lend have room for 8 blocks, store ranks too."""
 
     def __init__(self, **options: Any) -> None:
-        self.config = ServeConfig(block_size=BLOCK, max_num_seqs=3, **options)
+        self.config = ServeConfig(block_size=BLOCK, max_num_seqs=3, **{"overlap_transfers": False} | options)
         self.hub = FakeHub()
         self.role = new_role(self.config, LAYOUT, self.hub)
         self.tell("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]))

@@ -29,7 +29,7 @@ class Pair:
     def __init__(self) -> None:
         self.now = 0.0
         self.hub = FakeHub()
-        config = ServeConfig(prefill=1, decode=1, store=2)
+        config = ServeConfig(prefill=1, decode=1, store=2, overlap_transfers=False)
         nodes = [0, 1, 0, 0, 1]
         self.role = new_role(config, LAYOUT, self.hub, nodes=nodes, clock=lambda: self.now)
         self.directory = self.role.control.directory

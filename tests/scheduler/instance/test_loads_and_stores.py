@@ -16,7 +16,7 @@ from scheduler.instance import (
     next_step,
     on,
 )
-from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Prefilled, Token
+from scheduler.instance.outcomes import Computed, Ended, Failed, Loaded, Prefilled, Stored, Token
 from tests.scheduler.instance.model_runner import BLOCK, kv_of
 from tests.scheduler.instance.rank import Rank, job
 
@@ -52,11 +52,11 @@ def test_a_prompt_is_computed_in_chunks_stored_in_groups_and_ends_once() -> None
     rank = Rank(PREFILL, half_blocks=2)
     rank.arrive(job("a", [PREFILL], range(18), store=[1, 2, 3, 4, 5]))
     said = rank.settle()
-    assert [type(outcome) for outcome in said] == [Loaded, Computed, Token, Prefilled]
+    assert [type(outcome) for outcome in said] == [Loaded, Stored, Stored, Computed, Token, Prefilled]
     kv = kv_of(range(18))
     assert [rank.pool[place] for place in (1, 2, 3, 4)] == [kv[n * 4 : n * 4 + 4] for n in range(4)]
     assert rank.pool[5][:2] == kv[16:]
-    assert said[3].checksums[0] == tuple(kv[:4])  # type: ignore[union-attr]
+    assert said[5].checksums[0] == tuple(kv[:4])  # type: ignore[union-attr]
     rank.assert_idle()
 
 
@@ -192,7 +192,7 @@ def test_the_next_prompt_is_computed_while_the_last_blocks_leave_and_their_end_i
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_end_of_a_write_waits_for_the_chunk_of_its_own_prompt(fails: bool) -> None:
+def test_the_end_of_a_write_is_told_during_a_chunk_unless_it_ends_the_prompt(fails: bool) -> None:
     line = Line()
     rank = line.rank(PREFILL, limits=Limits(4))
     rank.arrive(job("a", [PREFILL], range(9), store=[1, 2, 3]))
@@ -200,7 +200,8 @@ def test_the_end_of_a_write_waits_for_the_chunk_of_its_own_prompt(fails: bool) -
     step = next_step(rank.state, rank.now)
     assert step.chunks
     begin(rank.state, step)
-    assert rank.tell(Moved([TransferEnded(half, "gone" * fails) for half in flying(rank)])) == []
+    said = rank.tell(Moved([TransferEnded(half, "gone" * fails) for half in flying(rank)]))
+    assert said == ([] if fails else [Stored(JobId("a", 0), 0, (tuple(kv_of(range(4))),))])
     rank.said += on(rank.state, rank.runner.run(step), rank.now)
     line.open = True
     rank.settle()
