@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
@@ -124,6 +125,19 @@ def test_after_prefill_the_blocks_are_saved_and_the_decode_rank_gets_all_of_them
     assert decode.body.token_ids == [*range(150), 7]
     assert decode.order.blocks == job.order.store
     assert decode.order.tail == job.order.tail
+
+
+def test_a_decode_rank_gets_the_tokens_of_the_blocks_that_it_can_load_already() -> None:
+    cluster = Cluster(overlap_transfers=True)
+    (job,) = cluster.submit("a", list(range(150)))
+    sent = cluster.says(1, m.ChunkStored, "a", 0, [SUMS])
+    (ahead,) = [message for message in sent if isinstance(message, m.PrefetchTokens)]
+    assert ahead.order.rank == 2
+    assert [replace(ref, check=0) for ref in ahead.order.blocks] == job.order.store[:1]
+    assert (ahead.token_ids, ahead.salt) == (list(range(BLOCK)), b"model")
+    assert ahead.keys == job.body.keys[:1]
+    *_, decode = cluster.prefill_done(job)
+    assert decode.order.blocks == job.order.store
 
 
 def test_blocks_on_ssd_are_read_into_dram_before_prefill_starts() -> None:

@@ -6,6 +6,7 @@
     arrived a 16 tokens class 2 tenant t               a service class, 0 the highest; a tenant
     cancelled a | cancelled a branch 1 | cancelled a answered
     prefilled a | loaded a | ended a                   answers of the rank that has the latest order about a
+    chunk a 0..2                                       blocks 0 to 2 of those that it stores are in the pool
     ended a tokens 5                                   its answer was whole, and had 5 tokens
     computed a 8                                       8 prompt tokens, on a rank that decodes on
     prefilled a finished | prefilled a finished 0 2    the first token (of these branches) was the last one
@@ -162,6 +163,12 @@ def prefilled(context: Context, words: list[str]) -> ev.Event:
     return ev.PrefillEnded(*job, checksums, numbers(words, "finished"), 0.01, compute_s, 0.01, computed)
 
 
+def chunk_stored(context: Context, words: list[str]) -> ev.Event:
+    first, _, last = words[2].partition("..")
+    count = int(last or first) + 1 - int(first)
+    return ev.ChunkStored(*context.job(words, fx.StartPrefill), int(first), [SUMS] * count)
+
+
 def failed(context: Context, words: list[str]) -> ev.Event:
     job = context.job(words, fx.StartPrefill, *DECODES)
     return ev.RequestFailed(*job, words[-1], "late" in words)
@@ -283,6 +290,7 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "cancelled": lambda context, words: ev.RequestCancelled(
         words[1], int(after(words, "branch") or -1), "answered" in words
     ),
+    "chunk": chunk_stored,
     "prefilled": prefilled,
     "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
     "computed": lambda context, words: ev.PromptComputed(

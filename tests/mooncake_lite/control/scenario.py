@@ -7,6 +7,7 @@
     cluster order srpt queue 8 slots 4 trust 50              a queue; how many may wait; trust in percent
     cluster policy topology nodes 0012 racks 010             a node for each rank, and a rack for each node
     cluster profile link 200 rack 10 terms                   milliseconds for a block between nodes, in a rack
+    cluster prefetch decode 2                                decode ranks load while prompts are computed
     cluster threshold 150 cold 5                             balancing threshold in percent; copy_cold_s
     cluster mode split prefill 1 decode 2 lend 4 slots 4     roles of another mode; blocks of each lender
     > arrived a 40 tokens keys x1 x2                         an event (COMMANDS)
@@ -77,6 +78,7 @@ class Scenario:
             queue=after(words, "order") or "fcfs", trust=sizes["trust"] / 100, copy_cold_s=sizes["cold"],
             costs=profile(sizes["link"], sizes["rack"]) if "profile" in words else CostConfig(),
             racks=[int(rack) for rack in after(words, "racks") or ""],
+            prefetches="prefetch" in words,
             classes=[replace(highest, cache_share=sizes["share"] / 100), *others],
         )  # fmt: skip
         self.control = Control(config)
@@ -177,6 +179,8 @@ class Scenario:
             case fx.StartServe():
                 words += [f"{effect.request_id}/{effect.attempt} load {places(effect.load)}"]
                 words += [f"cached {effect.cached['dram']}+{effect.cached['ssd']}"]
+            case fx.Prefetch():
+                words += [f"{effect.request_id}/{effect.attempt} blocks {places(effect.blocks)}"]
             case fx.StartDecode():
                 words += [f"{effect.request_id}/{effect.attempt} blocks {places(effect.blocks)}"]
                 words += [f"tail {places([effect.tail])}"]
