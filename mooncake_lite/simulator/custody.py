@@ -39,7 +39,7 @@ class _Open:
     """What is known of a request, or of a branch that goes on alone, from the orders about it.
 
     kv         digests of its tokens, as far as they were needed
-    attempt    the latest that a rank was given; on_rank: where
+    attempt    the latest that a rank was given; on_rank: where; recalled: the latest one that was recalled
     live       branches that its latest rank has not ended; over: branches that need no more decoding
     swaps      branches whose KV goes into the pool, or has gone there
     store      places of full blocks that its latest attempt writes
@@ -48,6 +48,7 @@ class _Open:
     kv: list[int] = field(default_factory=list)
     attempt: int = 0
     on_rank: int = -1
+    recalled: int = 0
     live: set[int] = field(default_factory=set)
     over: set[int] = field(default_factory=set)
     swaps: set[int] = field(default_factory=set)
@@ -156,6 +157,7 @@ class Custody(Uses):
         """Note that a request goes on from what its client has."""
         known = self._of(effect.request_id)
         known.live, known.over, known.swaps = set(), set(), set()
+        known.recalled = effect.attempt
         for branch in effect.branches:
             self._of(f"{effect.request_id}{BRANCH_MARK}{branch}").swaps.clear()
 
@@ -340,14 +342,17 @@ class Custody(Uses):
             self._uses[key] = [use for use in self._uses[key] if use not in uses]
 
     def _request_goes_on(self, event: GoesOn) -> None:
-        """End the reads of a request. A branch that ends early leaves those of its siblings."""
+        """End the reads of a request. A branch that ends early leaves those of its siblings, and one of an
+        attempt that was recalled begins anew."""
         known = self._of(event.request_id)
+        is_recalled = event.attempt <= known.recalled
         if isinstance(event, ev.PrefillEnded):
-            known.over.update(event.finished)
+            known.over.update(() if is_recalled else event.finished)
             self._end(_work(event))
             return
         if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped):
             self._end_swap(event)
+        if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped) and not is_recalled:
             known.live.discard(event.branch)
             known.over.add(event.branch)
             if known.live:
