@@ -289,7 +289,8 @@ class Dispatcher:
 
     def prefetch(self, record: RequestRecord, now: float) -> None:
         """Let the decode rank of a prompt load the blocks that the pool has of it."""
-        blocks = self.room.written(record, now) if self._prefetches and record.keys else []
+        has_place = record.request_id in self._state  # it may have lost its decode rank
+        blocks = self.room.written(record, now) if self._prefetches and has_place and record.keys else []
         if blocks:
             num_tokens = len(blocks) * self._block_tokens
             self._emit(fx.Prefetch(record.decode, record.request_id, record.attempt, blocks, num_tokens))
