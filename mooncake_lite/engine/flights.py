@@ -35,11 +35,16 @@ BAD = "the pool has other bytes than were put there"
 
 @dataclass(slots=True)
 class _Flight:
-    """A batch that is under way. checked: places that are read, and where to, if they have to be compared."""
+    """A batch that is under way.
+
+    checked   places that are read, and where to, if they have to be compared
+    sums      of the blocks that are written, where the planner wants them
+    """
 
     batch: Batch
     deadline: float
     checked: list[tuple[BlockRef, np.ndarray]]
+    sums: Seq[list[int]]
     cancelled: bool = False
 
 
@@ -58,12 +63,14 @@ class Flights:
         places: Seq[BlockRef],
         blocks: Iterable[np.ndarray],
         label: tuple[str, str],
+        sums: Seq[list[int]] = (),
     ) -> None:
         """Begin one transfer per block between `blocks` (local) and `places`, in order.
 
         A place with a check is compared with it once it is read.
 
         label   of TransferEngine.submit
+        sums    told when the batch has ended
         """
         assert number not in self._flights, f"number {number} is in use"
         pairs = [(ref, block.reshape(-1).view(np.uint8)) for ref, block in zip(places, blocks)]
@@ -74,7 +81,7 @@ class Flights:
         except TransferError as error:
             self._refused.append(TransferEnded(number, str(error)))
         else:
-            self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S, checked)
+            self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S, checked, sums)
 
     @property
     def flying(self) -> bool:
@@ -111,7 +118,7 @@ class Flights:
             return TransferEnded(number, str(error), bool(flight.batch.may_still_land))
         sums = self._layout.checksums
         bad = [ref for ref, block in flight.checked if check_of(sums(block)) != ref.check]
-        return TransferEnded(number, BAD, bad=bad) if bad else TransferEnded(number)
+        return TransferEnded(number, BAD, bad=bad) if bad else TransferEnded(number, sums=flight.sums)
 
 
 def _cancel(flight: _Flight) -> None:

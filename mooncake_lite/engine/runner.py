@@ -7,6 +7,7 @@ every page, half and slot that it touches. Explained in docs/explain/lifecycle.m
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import numpy as np
 from mooncake_lite.engine.contract import ComputeEngine, OnMoved
 from mooncake_lite.engine.flights import Flights
 from mooncake_lite.engine.staging import StagingBlocks
-from scheduler.instance import Result, Step
+from scheduler.instance import Result, Step, TransferEnded
 from scheduler.instance.step import WriteGroup
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Runner:
     """Carries out the steps of one rank.
 
     staging, transfers   None where no block is moved
+    _copying             half -> its group, and the checksums that the copying thread will return
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class Runner:
         self.engine = engine
         self._staging = staging
         self._halves = self._puts = None
+        self._copier = ThreadPoolExecutor(1, "copier")
+        self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
         if transfers is not None and staging is not None:
             self._halves, self._puts = (Flights(transfers, staging.layout) for _ in range(2))
 
@@ -48,33 +52,53 @@ class Runner:
 
         moved   called with the transfers of halves that have ended while chunks are computed
         """
-        written, saved = self._move(step) if self._staging is not None else ([], [])
+        saved = self._move(step) if self._staging is not None else []
         copies = [growth for growth in step.grow if growth.copies is not None]
         if copies:
             targets = [growth.pages[0] for growth in copies]
             self.engine.copy_pages([growth.copies for growth in copies if growth.copies is not None], targets)
         began = time.perf_counter()
         between = None
-        if moved is not None and self._halves is not None and self._halves.flying:
+        if moved is not None and self._halves is not None and (self._halves.flying or self._copying):
             between = partial(self._look, moved)
         drawn, scores = self.engine.compute(step.chunks, between) if step.chunks else ([], [])
         compute_s = time.perf_counter() - began
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
             return Result(step, tokens, compute_s=compute_s, logprobs=logprobs, scores=scores)
-        if step.only_waits and not self._halves.help(WAIT_S) and not self._puts.help(WAIT_S):
+        if step.only_waits:
+            self._wait()
+        halves, puts = self._ended(), self._puts.ended()
+        return Result(step, tokens, saved, halves, puts, compute_s, logprobs, scores)
+
+    def _wait(self) -> None:
+        """Wait for a copy or a transfer, for WAIT_S at most. Copies of a transfer are done meanwhile."""
+        assert self._halves is not None
+        assert self._puts is not None
+        if self._copying:
+            wait([future for _, future in self._copying.values()], WAIT_S)
+        elif not self._halves.help(WAIT_S) and not self._puts.help(WAIT_S):
             time.sleep(WAIT_S)
-        halves, puts = self._halves.ended(), self._puts.ended()
-        return Result(step, tokens, written, saved, halves, puts, compute_s, logprobs, scores)
+
+    def _ended(self) -> list[TransferEnded]:
+        """Begin the transfers of groups that have been copied, and return those of halves that have ended."""
+        assert self._halves is not None
+        for half, (group, future) in list(self._copying.items()):
+            if future.done():
+                del self._copying[half]
+                blocks = self._blocks(group)
+                self._halves.begin(
+                    half, "write", group.places, blocks, ("store KV", group.job[0]), future.result()
+                )
+        return self._halves.ended()
 
     def _look(self, moved: OnMoved) -> None:
         """Tell of transfers of halves that have ended."""
-        assert self._halves is not None
-        if ended := self._halves.ended():
+        if ended := self._ended():
             moved(ended)
 
-    def _move(self, step: Step) -> tuple[list[list[list[int]]], list[list[int]]]:
-        """Copy blocks within the rank and begin transfers. Returns checksums of `writes`, and of `saves`."""
+    def _move(self, step: Step) -> list[list[int]]:
+        """Copy blocks within the rank and begin transfers. Returns checksums of `saves`."""
         staging, halves, puts = self._staging, self._halves, self._puts
         assert staging is not None
         assert halves is not None
@@ -84,11 +108,8 @@ class Runner:
             halves.begin(read.half, "read", read.places, blocks, ("load KV", read.job[0]))
         for land in step.lands:
             self.engine.load_blocks(land.pages, staging.half(land.half, land.count))
-        written = []
         for group in step.writes:
-            blocks = self._copy_out(group)
-            written.append([staging.layout.checksums(block) for block in blocks])
-            halves.begin(group.half, "write", group.places, blocks, ("store KV", group.job[0]))
+            self._copying[group.half] = group, self._copier.submit(self._copy_out, group)
         saved = []
         for save in step.saves:
             block = staging.slot(save.slot)
@@ -97,11 +118,19 @@ class Runner:
         for put in step.puts:
             slots = [staging.slot(slot) for slot in put.slots]
             puts.begin(put.put, "write", put.places, slots, ("put decoded blocks", ""))
-        return written, saved
+        return saved
 
-    def _copy_out(self, group: WriteGroup) -> np.ndarray:
-        """Copy a group from its pages into its half."""
+    def _blocks(self, group: WriteGroup) -> np.ndarray:
+        """Return the blocks of a half that a group has."""
         assert self._staging is not None
-        blocks = self._staging.half(group.half, len(group.places))
+        return self._staging.half(group.half, len(group.places))
+
+    def _copy_out(self, group: WriteGroup) -> list[list[int]]:
+        """Copy a group from its pages into its half. Returns the checksums of its blocks.
+
+        Done by the copying thread, beside a forward pass that writes other pages.
+        """
+        assert self._staging is not None
+        blocks = self._blocks(group)
         self.engine.store_blocks(group.pages, blocks)
-        return blocks
+        return [self._staging.layout.checksums(block) for block in blocks]

@@ -51,12 +51,10 @@ class VirtualRunner:
             world.hardware.read(self._number, read.places, landed)
         for land in step.lands:
             kv.put(land.pages, self._kept(land.half, self._halves[land.half][: land.count]))
-        written = []
         for group in step.writes:
             size = self._per_block
             blocks = [kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
             blocks = self._kept(group.half, blocks)
-            written.append([self._sums(block) for block in blocks])
             left = partial(self._left, self._ended_halves, group.half, group.places, blocks)
             world.hardware.write(self._number, group.places, left)
         for save in step.saves:
@@ -69,7 +67,7 @@ class VirtualRunner:
         for growth in step.grow:
             if growth.copies is not None:
                 kv.copy(growth.copies, growth.pages[0])
-        self._step, self._moved = step, (written, saved)
+        self._step, self._saved = step, saved
         self._tokens, self._passes = [], []
         self._compute(step)
         return self._passes[-1][0] if self._passes else world.clock.now
@@ -128,8 +126,7 @@ class VirtualRunner:
         halves = self.moved()
         puts, self._ended_puts[:] = tuple(self._ended_puts), ()
         *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
-        written, saved = self._moved
-        return Result(self._step, self._tokens, written, saved, halves, puts, seconds, passes=passes)
+        return Result(self._step, self._tokens, self._saved, halves, puts, seconds, passes=passes)
 
     def _sums(self, block: Content) -> list[int]:
         return block.sums(self._world.memory.layers)
@@ -172,7 +169,7 @@ class VirtualRunner:
             late = world.dice.random() < world.faults.may_still_write
             ended.append(TransferEnded(number, FAILED, late))
         else:
-            ended.append(TransferEnded(number))
+            ended.append(TransferEnded(number, sums=[self._sums(block) for block in blocks]))
         self._wake()
 
 

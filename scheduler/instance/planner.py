@@ -27,8 +27,8 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
 
     most   forward passes that the step may stand for; more than 1 only for runners in virtual time
 
-    Copies between pages and staging are short, and a job, a client or the pool waits for each of them: they
-    come before the next forward pass.
+    Copies from staging into pages, and of blocks that decode has filled, are short, and a job or the pool
+    waits for each of them: they come before the next forward pass.
     """
     draft = PageDraft(state.pages, state.prefix)
     halves = state.staging.free_halves(now)
@@ -40,7 +40,7 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     preempted: list[Task] = []
     grow: list[Growth] = []
     chunks: list[Chunk] = []
-    if not (lands or writes or saves):
+    if not (lands or saves):
         preempted = to_preempt(state, draft.num_available)
         if not preempted:
             grow, chunks = next_batch(state, draft)

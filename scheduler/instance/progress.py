@@ -59,8 +59,6 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         task.landed += land.count
         if task.landed == task.to_load:
             said += _loaded(state, task, now)
-    for group, sums in zip(step.writes, result.written):
-        state.tasks[group.job].sums += sums
     if step.saves:
         said += _save(state, result, now)
     if result.passes:
@@ -217,7 +215,7 @@ def _stored(state: State, task: Task, now: float) -> Prefilled:
     state.remove(task)
     store_s = now - task.store_began
     return Prefilled(
-        task.id, task.first_tokens, task.finishes, tuple(task.sums), task.load_s, task.compute_s, store_s
+        task.id, task.first_tokens, task.finishes, task.checksums(), task.load_s, task.compute_s, store_s
     )
 
 
@@ -279,12 +277,13 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     if use.kind == "reading":
         return _read_failed(state, task, use.first, ended.problem, now)
     task.written += use.count
+    task.sums.update(enumerate(ended.sums, use.first))
     task.problem = task.problem or ended.problem
     task.may_still_write = task.may_still_write or ended.may_still_land
     if task.problem:
         return _write_failed(state, task)
     if task in state.prefilling:
-        return [Stored(task.id, use.first, tuple(task.sums[use.first : use.first + use.count]))]
+        return [Stored(task.id, use.first, tuple(ended.sums))]
     if task.written < len(task.out):
         return []
     if task in state.swapping:

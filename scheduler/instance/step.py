@@ -65,7 +65,10 @@ class LandGroup:
 
 @dataclass(frozen=True, slots=True)
 class WriteGroup:
-    """Copy blocks from pages into a staging half, and begin to write them to the pool."""
+    """Copy blocks from pages into a staging half, and then write them to the pool, while steps go on.
+
+    Nothing changes in these pages until the transfer has ended.
+    """
 
     half: int
     pages: Seq[int]
@@ -166,7 +169,7 @@ class Step:
     preempt   jobs that lose their pages and leave the rank
     grow      pages that the sequences of `chunks` need in addition
     reads, writes, puts   transfers that begin; their ends come back in a later result or in this one
-    lands, saves          copies within the rank's memory
+    lands, saves          copies within the rank's memory, done within the step
     chunks    one forward pass
     steps     forward passes that the step stands for, at most; see leap.py
     later     (number of the pass, from 2 on; page that a sequence needs before it) of a leap
@@ -200,12 +203,14 @@ class TransferEnded:
     problem          why it failed, "" when it did not
     may_still_land   bytes of a failed transfer may still reach its destination: the pool, or the half
     bad              places that were read and hold other bytes than were put there; it has failed then
+    sums             checksums of each block of a WriteGroup, opaque; empty when it failed
     """
 
     number: int
     problem: str = ""
     may_still_land: bool = False
     bad: Seq[Any] = ()
+    sums: Seq[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,6 @@ class Result:
     """The outcome of a step.
 
     tokens      one per draw of the chunks, in their order; of a leap, pass by pass
-    written     checksums per block of `writes`, one list per group; opaque
     saved       checksums of each of `saves`, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one
     puts        likewise of puts
@@ -225,7 +229,6 @@ class Result:
 
     step: Step
     tokens: Seq[int] = ()
-    written: Seq[Seq[Any]] = ()
     saved: Seq[Any] = ()
     halves: Seq[TransferEnded] = ()
     puts: Seq[TransferEnded] = ()

@@ -54,7 +54,7 @@ def swapped(state: State, task: Task) -> Swapped:
     if task.job.offers:
         state.dropped_puts += task.sequence.num_computed // state.block_tokens - task.saved
     _leave(state, task)
-    return Swapped(task.id, *_so_far(state, task), tuple(task.sums))
+    return Swapped(task.id, *_so_far(state, task), task.checksums())
 
 
 def recompute(state: State, task: Task) -> Preempted:

@@ -29,8 +29,8 @@ class Task:
         failed_reads      transfers of blocks of job.load that have failed
         asked_at          when a swap was asked for
         granted           the pool has answered a swap: `out` is what it lacks
-        copied, written   blocks of `out` that were copied into staging; those whose transfer has ended
-        sums              checksums of the copied blocks, opaque
+        copied, written   blocks of `out` that have begun to move; those whose transfer has ended
+        sums              block of `out` -> its checksums, opaque, once it is written
         load_began        when the task was admitted; load_s: seconds until all of its KV was in the pages
         compute_s         seconds of forward passes for its prompt; of a shared pass, its share by tokens
         computed          prompt tokens that they computed
@@ -63,7 +63,7 @@ class Task:
     written: int = 0
     keys: list[int] = field(default_factory=list)
     saved: int = 0
-    sums: list[Any] = field(default_factory=list)
+    sums: dict[int, Any] = field(default_factory=dict)
     load_began: float = 0.0
     load_s: float = 0.0
     compute_s: float = 0.0
@@ -121,6 +121,10 @@ class Task:
         """Return how many leading tokens job.load covers, if it covers all that it can."""
         return len(self.sequence.token_ids) if PREFILL in self.job.duties else self.most_reused
 
+    def checksums(self) -> tuple[Any, ...]:
+        """Return the checksums of `out`, all of which is written."""
+        return tuple(self.sums[index] for index in range(len(self.out)))
+
     def draws(self) -> tuple[Draw, ...]:
         """Return how the next token of each branch is chosen.
 
@@ -138,7 +142,7 @@ class Task:
         ids.extend(answer)
         sequence = replace(seq, token_ids=ids, answered=seq.answered + len(answer), pages=list(seq.pages))
         return replace(
-            self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums=[],
+            self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums={},
             first_tokens=[], finishes=[],
         )  # fmt: skip
 

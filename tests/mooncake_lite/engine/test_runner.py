@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +92,14 @@ class Rank:
         self.staging = StagingBlocks(segment, layout, self.engine)
         self.runner = Runner(self.engine, self.staging, self.transfers)
 
+    def first_batch(self) -> Any:
+        """Turn the loop until a transfer has begun."""
+        deadline = time.monotonic() + 10
+        while not self.transfers.batches:
+            assert time.monotonic() < deadline
+            self.runner.run(Step(0.5))
+        return self.transfers.batches[0]
+
 
 def refs(count: int) -> list[BlockRef]:
     return [BlockRef(n, 3, 100 * n, NBYTES) for n in range(count)]
@@ -143,10 +153,37 @@ def test_a_read_lands_in_pages_from_its_half() -> None:
 
 def test_a_write_takes_its_bytes_from_pages_and_tells_their_checksums() -> None:
     rank = Rank()
-    result = rank.runner.run(Step(0.0, writes=(WriteGroup(0, (4, 6), refs(2), ("a", 0), 0),)))
-    assert result.written == [[[4], [6]]]
-    sent = [move.local.view(np.float32)[0] for move in rank.transfers.batches[0].transfers]
-    assert sent == [4.0, 6.0]
+    rank.runner.run(Step(0.0, writes=(WriteGroup(0, (4, 6), refs(2), ("a", 0), 0),)))
+    batch = rank.first_batch()
+    assert [move.local.view(np.float32)[0] for move in batch.transfers] == [4.0, 6.0]
+    batch.over = True
+    assert rank.runner.run(Step(1.0)).halves == [TransferEnded(0, sums=[[4], [6]])]
+
+
+def test_a_group_is_copied_beside_the_chunk_of_its_step_and_leaves_in_the_middle_of_it() -> None:
+    rank = Rank()
+    copies, told = threading.Event(), []
+    copied = rank.engine.store_blocks
+
+    def store_blocks(pages: Sequence[int], out: np.ndarray) -> None:
+        assert copies.wait(10)
+        copied(pages, out)
+
+    def compute(chunks: Sequence[Any], between: Any = None) -> tuple[list[int], list[Any]]:
+        between()
+        assert rank.transfers.batches == []
+        copies.set()
+        while not rank.transfers.batches:
+            between()
+        rank.transfers.batches[0].over = True
+        between()
+        return [], []
+
+    rank.engine.store_blocks, rank.engine.compute = store_blocks, compute
+    group = WriteGroup(0, (4, 6), refs(2), ("a", 0), 0)
+    chunk: Any = object()
+    rank.runner.run(Step(0.0, writes=(group,), chunks=(chunk,)), told.extend)
+    assert told == [TransferEnded(0, sums=[[4], [6]])]
 
 
 def test_a_saved_block_stays_in_its_slot_until_it_is_put() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scheduler.instance import Result, Step, TransferEnded
 from scheduler.instance.progress import LATE_S
-from scheduler.instance.step import Chunk, ReadGroup
+from scheduler.instance.step import Chunk, ReadGroup, WriteGroup
 
 PAGE, BLOCK = 2, 4
 GARBAGE = [-1] * BLOCK
@@ -71,13 +71,11 @@ class ModelRunner:
             assert land.half not in self.flying_halves, "a half in flight is read"
             for number, pages in enumerate(_by_block(land.pages, land.count)):
                 self._scatter(pages, self.halves[land.half][number])
-        written = []
         for write in step.writes:
             assert write.half not in self.flying_halves, "a half in flight is used again"
             blocks = [self._gather(pages) for pages in _by_block(write.pages, len(write.places))]
             self.halves[write.half][: len(blocks)] = blocks
             self.flying_halves[write.half] = write
-            written.append([tuple(block) for block in blocks])
         saved = []
         for save in step.saves:
             self.slots[save.slot] = self._gather(save.pages)
@@ -90,7 +88,7 @@ class ModelRunner:
         scores = [self._score(chunk) for chunk in step.chunks if chunk.score is not None]
         halves, puts = self._poll(step.now)
         compute_s = 0.5 if step.chunks else 0.0
-        return Result(step, tokens, written, saved, halves, puts, compute_s, scores=scores)
+        return Result(step, tokens, saved, halves, puts, compute_s, scores=scores)
 
     def _compute(self, chunk: Chunk) -> list[int]:
         value = 7
@@ -144,7 +142,8 @@ class ModelRunner:
                 blocks[index] = list(self.pool[place])
             else:
                 self.pool[place] = list(blocks[index])
-        return TransferEnded(number)
+        sums = [tuple(block) for block in blocks] if isinstance(group, WriteGroup) else ()
+        return TransferEnded(number, sums=sums)
 
 
 def _by_block(pages: Sequence[int], count: int) -> list[Sequence[int]]:

@@ -88,7 +88,7 @@ def test_tokens_go_to_the_gateway_of_the_request_and_events_to_the_conductor() -
     process.until_idle()
     assert [type(sent) for sent in process.gateways["ipc://tokens"].sent] == [m.Tokens]
     assert process.gateways["ipc://other"].sent == []
-    assert [kind(sent) for sent in process.told()] == [m.ChunkStored, m.ChunkStored, m.PrefillEnded]
+    assert [kind(sent) for sent in process.told()] == [m.ChunkStored, m.PrefillEnded]
     process.connections.close()
     assert [wire.closed for wire in process.gateways.values()] == [True, True]
 
