@@ -288,6 +288,11 @@ class State:
         """Let a deferred request start again: what it waits for was freed."""
         self._may_start[self._deferred.pop(request_id)] = None
 
+    def is_prefilling(self, request_id: str) -> bool:
+        """Tell whether a request that has a place has a prefill slot."""
+        prefill = self.prefills.get(self._placed[request_id].placement.prefill)
+        return prefill is not None and request_id in prefill.running
+
     def end_prefill(self, request_id: str, now: float) -> None:
         """Free the prefill slot of a request. Its decode slot stays taken."""
         prefill = self._prefill_of(request_id)

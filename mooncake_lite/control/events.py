@@ -251,7 +251,9 @@ class DecodeLoaded(RequestEvent, frozen=True):
 
 
 class PromptComputed(RequestEvent, frozen=True):
-    """The prompt of a StartServe is computed and its first token drawn. Its loaded blocks are no longer read.
+    """A prompt is computed and its first token drawn. Its loaded blocks are no longer read.
+
+    The rank can compute the next prompt. That of a StartPrefill stores this one's last blocks meanwhile.
 
     computed_tokens, compute_s, load_s, loaded_blocks   as in PrefillEnded
     """

@@ -21,18 +21,24 @@ class Measurements:
     def prefilled(self, record: RequestRecord, ended: PrefillEnded | PromptComputed, now: float) -> None:
         """Add the times of a prompt: of its computing, of the loads before, of messages, and of its slot.
 
-        The last two are not known of a prompt whose rank computed others meanwhile.
+        Those of messages are not known of a prompt whose rank has computed others meanwhile.
         """
+        self.slot(record, ended, now)
         size = record.num_tokens, record.num_tokens - ended.computed_tokens
-        if len(self.state.prefills[ended.rank].running) == 1:
+        if self.state.prefills[ended.rank].running.keys() <= {record.request_id}:
             store_s = ended.store_s if isinstance(ended, PrefillEnded) else 0.0
             reported_s = ended.load_s + ended.compute_s + store_s
             self._costs.measured_messages(now - record.ordered_s - reported_s)
-            self._costs.measured_slot(*size, ended.compute_s, now - record.started_s)
         self._costs.measured_prefill(ended.rank, *size, ended.compute_s)
         self._fetched(ended, record.load)
         for rank, seconds, nbytes, _ in record.promoted:
             self._costs.measured_load(rank, "ssd", nbytes, seconds)
+
+    def slot(self, record: RequestRecord, computed: PrefillEnded | PromptComputed, now: float) -> None:
+        """Add for how long a prompt had its slot, if it has it still and shares it with no other."""
+        if self.state.prefills[computed.rank].running.keys() == {record.request_id}:
+            size = record.num_tokens, record.num_tokens - computed.computed_tokens
+            self._costs.measured_slot(*size, computed.compute_s, now - record.started_s)
 
     def loaded(self, record: RequestRecord, loaded: DecodeLoaded) -> None:
         """Add the time that a rank took to read the KV that it decodes on."""

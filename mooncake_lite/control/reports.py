@@ -56,7 +56,7 @@ class Reports:
         elif not self._requests.is_sound(record):
             self._requests.lose(record, "its KV, or the rank that would decode it, is lost", now)
         else:
-            self._state.end_prefill(record.request_id, now)
+            self._free_slot(record, now)
             self._requests.keep_slots(record)
             self._decode(record, now)
 
@@ -109,15 +109,24 @@ class Reports:
             self._requests.move(record, Step.LOADED)
 
     def on_prompt_computed(self, computed: ev.PromptComputed, now: float) -> None:
-        """Free the leases and the prefill slot: the rank has all KV in its pages, and decodes on."""
+        """Free the prefill slot; of a rank that decodes on, the leases too: it has all KV in its pages."""
         record = self._requests.current(computed, Step.COMPUTED, Step.DROP)
         if record is None:
+            return
+        if self._handover != "none":
+            self._measured.slot(record, computed, now)
+            self._free_slot(record, now)
             return
         self._measured.prefilled(record, computed, now)
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.COMPUTED):
             self._requests.move(record, Step.COMPUTED)
             record.resumed = True
+            self._free_slot(record, now)
+
+    def _free_slot(self, record: RequestRecord, now: float) -> None:
+        """Free the prefill slot of a request, unless an earlier report has."""
+        if record.request_id in self._state and self._state.is_prefilling(record.request_id):
             self._state.end_prefill(record.request_id, now)
 
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:

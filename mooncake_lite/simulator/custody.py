@@ -346,6 +346,9 @@ class Custody(Uses):
         attempt that was recalled begins anew."""
         known = self._of(event.request_id)
         is_recalled = event.attempt <= known.recalled
+        if isinstance(event, ev.PromptComputed):
+            self._end_reads(_work(event))
+            return
         if isinstance(event, ev.PrefillEnded):
             known.over.update(() if is_recalled else event.finished)
             self._end(_work(event))

@@ -263,7 +263,7 @@ class ComputingRank:
             return m.DecodeLoaded(*self._about(loaded.job), loaded.load_s, loaded.blocks)
         return None
 
-    def _computed(self, computed: outcomes.Computed) -> m.Message | None:
+    def _computed(self, computed: outcomes.Computed) -> m.Message:
         opened = self._of(computed.job)
         order = opened.start.order
         assert not isinstance(order, m.StartDecode)
@@ -277,11 +277,9 @@ class ComputingRank:
             self.counters["prefix_cache_queries_total"] += computed.tokens + computed.loaded
             for tier, tokens in opened.reused.items():
                 self.reused[tier] += tokens
-        if isinstance(order, m.StartServe):
-            return m.PromptComputed(
-                *self._about(computed.job), computed.tokens, computed.compute_s, opened.load_s, opened.loaded
-            )
-        return None
+        return m.PromptComputed(
+            *self._about(computed.job), computed.tokens, computed.compute_s, opened.load_s, opened.loaded
+        )
 
     def _stored(self, stored: outcomes.Stored) -> m.Message:
         return m.ChunkStored(*self._about(stored.job), stored.first, list(stored.checksums))

@@ -42,7 +42,8 @@ class ComputeTrace(RankTrace):
         super().sent(message)
         event = message.event if isinstance(message, m.Report) else message
         if isinstance(event, m.DecodeLoaded | m.PromptComputed):
-            self.requests.stage((event.request_id, event.attempt), "decode")
+            key = event.request_id, event.attempt
+            self.requests.stage(key, "store" if key in self._stored else "decode")
         elif isinstance(event, m.PrefillEnded | m.RequestFailed):
             self._end_job(event, all_branches=True)
         elif isinstance(event, m.DecodeEnded | m.Preempted | m.Swapped):
@@ -93,9 +94,6 @@ class ComputeTrace(RankTrace):
             self.steps.wait(WAIT_FOR_TRANSFERS if len(self.transfers) else WAIT_FOR_MESSAGES, began_ns)
             return
         self.steps.work(_name(step), began_ns, _details(step, result))
-        for chunk in step.chunks:
-            if chunk.prompt and chunk.draws and _key(chunk.job) in self._stored:
-                self.requests.stage(_key(chunk.job), "store")
 
 
 class TracedRunner:

@@ -294,7 +294,7 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "prefilled": prefilled,
     "loaded": lambda context, words: ev.DecodeLoaded(*context.job(words, fx.StartDecode)),
     "computed": lambda context, words: ev.PromptComputed(
-        *context.job(words, fx.StartServe), int(words[2]), 0.1 * int(words[2]) / BLOCK_TOKENS
+        *context.job(words, fx.StartPrefill, fx.StartServe), int(words[2]), 0.1 * int(words[2]) / BLOCK_TOKENS
     ),
     "ended": lambda context, words: ev.DecodeEnded(
         *context.job(words, *DECODES), int(after(words, "branch") or 0), int(after(words, "tokens") or 0)
