@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -110,6 +111,11 @@ class BlockLayout:
         view = as_bytes(buffer, self.nbytes)
         step = self.layer_nbytes
         return [xxh3_64_intdigest(view[start : start + step]) for start in range(0, self.nbytes, step)]
+
+
+def checksum(layer: Any) -> int:
+    """Return XXH3-64 (seed 0) of the bytes of one layer of a block: a C-contiguous buffer."""
+    return xxh3_64_intdigest(memoryview(layer).cast("B"))
 
 
 def check_of(checksums: Sequence[int]) -> int:

@@ -161,8 +161,10 @@ class ServeConfig:
     max_num_partial_prefills: Prompts that one rank computes at once. They share each forward pass.
     enable_chunked_prefill: Cut long prompts into chunks. Without, each is computed in one pass, and decoding
         waits for it.
-    overlap_transfers: Store the blocks of a prompt while its next chunk, or the next prompt, is computed.
-        Without, a rank computes no prompt while it stores.
+    overlap_transfers: Store the blocks of a prompt while its next chunk, or the next prompt, is computed, and
+        load them on the decode rank meanwhile. Without, a rank computes no prompt while it stores.
+    layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead of it, its last blocks leave
+        behind it. auto: what has two blocks or more; on: everything; off: only blocks move.
     max_queue: Requests that may wait. Further ones are refused with 429.
     policy: Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), global-cache,
         topology, local-cache, least-loaded, two-choices, round-robin, random or dynamo.
@@ -242,6 +244,7 @@ class ServeConfig:
     max_num_partial_prefills: int = 1
     enable_chunked_prefill: bool = True
     overlap_transfers: bool = True
+    layerwise: Literal["auto", "on", "off"] = "auto"
     max_queue: int = 64
     policy: str = "kvcache-centric"
     balancing_threshold: float = THRESHOLD

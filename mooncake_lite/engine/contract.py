@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from mooncake_lite.messages import Logprobs
+from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance.step import Chunk, TransferEnded
 
 OnMoved = Callable[[Seq[TransferEnded]], object]
@@ -47,9 +48,9 @@ class ComputeEngine(Protocol):
         ...
 
     def compute(
-        self, chunks: Seq[Chunk], between: Callable[[], object] | None = None
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None
     ) -> tuple[list[Drawn], list[list[Logprobs]]]:
-        """Compute all chunks in one pass. `between` is called now and then meanwhile.
+        """Compute all chunks in one pass. hook: called at each layer.
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order.
@@ -60,10 +61,13 @@ class ComputeEngine(Protocol):
         """Copy the KV of whole pages to other pages, one to one."""
         ...
 
-    def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
-        """Copy blocks (n, *block_shape) into pages; the last block may have fewer pages."""
+    def load_blocks(self, pages: Seq[int], blocks: np.ndarray, layers: slice | None = None) -> None:
+        """Copy blocks (n, *block_shape) into pages; the last block may have fewer pages.
+
+        layers   that the blocks have, in place of all
+        """
         ...
 
-    def store_blocks(self, pages: Seq[int], out: np.ndarray) -> None:
+    def store_blocks(self, pages: Seq[int], out: np.ndarray, layers: slice | None = None) -> None:
         """Copy pages into blocks `out`; see load_blocks."""
         ...

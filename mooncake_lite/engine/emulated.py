@@ -16,11 +16,12 @@ from xxhash import xxh3_64_intdigest
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.messages import Logprobs, Sampling
+from mooncake_lite.model.layer_hook import LayerHook
 from mooncake_lite.profiles.compute import PassLoad, load_of
 from scheduler.instance.step import Chunk, Draw
 from store.layout import BlockLayout
 
-BETWEEN_S = 0.002
+LOOK_S = 0.002
 """Time between two looks at transfers during a pass; a real pass looks twice a layer."""
 
 FIRST = 0
@@ -60,10 +61,10 @@ class EmulatedEngine:
     The KV of a token is the digest of its sequence up to it. In a block of the pool, each token's share of
     the block's bytes repeats it:
 
-        block   block_tokens shares of nbytes / block_tokens bytes:   d0 d0 .. d0 | d1 d1 .. d1 | ...
+        layer   block_tokens shares of layer_nbytes / block_tokens bytes:   d0 d0 .. d0 | d1 d1 .. d1 | ...
 
-    So blocks have the size of real ones, equal prefixes have equal bytes, and a rank that was given the wrong
-    block answers with wrong tokens.
+    Each layer has the same shares. So blocks have the size of real ones, equal prefixes have equal bytes, and
+    a rank that was given the wrong block answers with wrong tokens. The last layer counts.
     """
 
     def __init__(
@@ -94,27 +95,39 @@ class EmulatedEngine:
     # ------------------------------------------------------------------------------ computing
 
     def compute(
-        self, chunks: Seq[Chunk], between: Callable[[], object] | None = None
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None
     ) -> tuple[list[Drawn], list[list[Logprobs]]]:
         """Extend the digests of all chunks, and wait for as long as the pass takes.
 
-        between   called each BETWEEN_S of it
+        hook   called at each layer, and every LOOK_S of a long one
 
         Returns a token for each draw of the chunks, in their order, and no logprobs: the gateway refuses
         requests that ask for them.
         """
-        began = time.perf_counter()
-        drawn = []
+        due, drawn, seconds = time.perf_counter(), list[Drawn](), self._seconds(load_of(chunks))
+        if hook is not None:
+            for chunk in chunks if hook.moves else ():
+                self._extend(chunk)  # for layers that leave; after those that come in it is done again
+            due, seconds = self._layers(hook, due, seconds), 0.0
         for chunk in chunks:
             last = self._extend(chunk)
             drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
-        ends = began + self._seconds(load_of(chunks))
-        while (left_s := ends - time.perf_counter()) > 0:
-            self._wait(left_s if between is None else min(left_s, BETWEEN_S))
-            if between is None:
-                break
-            between()
+        if (left_s := due + seconds - time.perf_counter()) > 0:
+            self._wait(left_s)
         return drawn, []
+
+    def _layers(self, hook: LayerHook, due: float, seconds: float) -> float:
+        """Wait for a pass, layer by layer, and longer where the hook waits. Returns when it is due to end."""
+        layers = self.layout.layers
+        for layer in range(layers):
+            called = time.perf_counter()
+            hook.before(layer)
+            due += seconds / layers + (time.perf_counter() - called) * hook.moves
+            while (left_s := due - time.perf_counter()) > 0:
+                self._wait(min(left_s, LOOK_S))
+                hook.before(layer)
+            hook.after(layer)
+        return due
 
     def _extend(self, chunk: Chunk) -> int:
         """Write the digests of a chunk's tokens. Returns the last one."""
@@ -130,16 +143,18 @@ class EmulatedEngine:
         """Copy the digests of whole pages to other pages, one to one."""
         self._of_pages[list(targets)] = self._of_pages[list(sources)]
 
-    def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
+    def load_blocks(self, pages: Seq[int], blocks: np.ndarray, layers: slice | None = None) -> None:
         """Copy the digests of pool blocks into pages; the last block may have fewer pages."""
-        found = self._shares(blocks)[:, :, 0].reshape(-1, PAGE_TOKENS)
+        if layers is not None and layers.stop < self.layout.layers:
+            return
+        found = self._shares(blocks)[:, -1, :, 0].reshape(-1, PAGE_TOKENS)
         self._of_pages[list(pages)] = found[: len(pages)]
 
-    def store_blocks(self, pages: Seq[int], out: np.ndarray) -> None:
+    def store_blocks(self, pages: Seq[int], out: np.ndarray, layers: slice | None = None) -> None:
         """Fill pool blocks with the digests of pages, and zeros where there are no pages."""
         digests = np.zeros((len(out) * self.layout.block_tokens // PAGE_TOKENS, PAGE_TOKENS), np.uint64)
         digests[: len(pages)] = self._of_pages[list(pages)]
-        self._shares(out)[:] = digests.reshape(len(out), -1, 1)
+        self._shares(out)[:] = digests.reshape(len(out), 1, -1, 1)
 
     @property
     def _of_pages(self) -> np.ndarray:
@@ -147,10 +162,10 @@ class EmulatedEngine:
         return self._digests.reshape(-1, PAGE_TOKENS)
 
     def _shares(self, blocks: np.ndarray) -> np.ndarray:
-        """Blocks as (n, block_tokens, words of a token) uint64."""
-        return (
-            blocks.reshape(len(blocks), -1).view(np.uint64).reshape(len(blocks), self.layout.block_tokens, -1)
-        )
+        """Blocks as (n, layers, block_tokens, words of a token) uint64."""
+        count, layers = blocks.shape[:2]
+        words = blocks.reshape(count, layers, -1).view(np.uint64)
+        return words.reshape(count, layers, self.layout.block_tokens, -1)
 
 
 def _slot(pages: Seq[int], position: int) -> int:

@@ -7,7 +7,6 @@ names the pages that it may touch. Explained in docs/explain/lifecycle.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -21,6 +20,7 @@ from mooncake_lite.engine.logprobs import score
 from mooncake_lite.engine.sampler import sample
 from mooncake_lite.messages import Logprobs
 from mooncake_lite.model.forward import AttentionBatch, Model
+from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance.step import Chunk
 
 
@@ -59,9 +59,9 @@ class Engine:
     # ------------------------------------------------------------------------------ computing
 
     def compute(
-        self, chunks: Seq[Chunk], between: Callable[[], object] | None = None
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None
     ) -> tuple[list[Drawn], list[list[Logprobs]]]:
-        """Compute the KV of the tokens of all chunks in one forward pass. `between` is called twice a layer.
+        """Compute the KV of the tokens of all chunks in one forward pass. hook: called at each layer.
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order. The pages of a chunk must hold all tokens up to its end.
@@ -91,7 +91,7 @@ class Engine:
             self.caches,
             batch,
             torch.tensor(rows, dtype=torch.int64, device=device),
-            between,
+            hook,
         )
         draws = [chunk.draws for chunk in chunks if chunk.draws]
         logits = self.model.logits(states[:num_draws]).cpu().numpy()
@@ -128,19 +128,20 @@ class Engine:
         source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         self.caches[:, :, target] = self.caches[:, :, source]
 
-    def load_blocks(self, pages: Seq[int], blocks: np.ndarray) -> None:
+    def load_blocks(self, pages: Seq[int], blocks: np.ndarray, layers: slice | None = None) -> None:
         """Copy pool blocks into pages.
 
         pages    pages of the blocks, one block after the other; a last block (a tail) may have fewer
         blocks   (n, *block_shape) of block_dtype
+        layers   that the blocks have; None: all
 
         A tail is copied as far as there are pages.
         """
         source = self._as_tensor(blocks).to(self.model.device)
         ids = self._page_ids(pages, len(blocks))
-        kernels_numba.scatter_blocks(source, self.caches, ids, codec=self.codec)
+        kernels_numba.scatter_blocks(source, self.caches, ids, layers=layers, codec=self.codec)
 
-    def store_blocks(self, pages: Seq[int], out: np.ndarray) -> None:
+    def store_blocks(self, pages: Seq[int], out: np.ndarray, layers: slice | None = None) -> None:
         """Copy pages into pool blocks `out`; see load_blocks.
 
         Of a tail only the tokens that have pages are written, on a device zeros for the others.
@@ -148,10 +149,10 @@ class Engine:
         target = self._as_tensor(out)
         ids = self._page_ids(pages, len(out))
         if self.caches.device.type == "cpu":
-            kernels_numba.gather_blocks(self.caches, ids, target, codec=self.codec)
+            kernels_numba.gather_blocks(self.caches, ids, target, layers=layers, codec=self.codec)
             return
         packed = torch.zeros(target.shape, dtype=target.dtype, device=self.caches.device)
-        kernels_numba.gather_blocks(self.caches, ids, packed, codec=self.codec)
+        kernels_numba.gather_blocks(self.caches, ids, packed, layers=layers, codec=self.codec)
         target.copy_(packed)
 
     def _page_ids(self, pages: Seq[int], count: int) -> torch.Tensor:

@@ -7,15 +7,17 @@ every page, half and slot that it touches. Explained in docs/explain/lifecycle.m
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mooncake_lite.engine.contract import ComputeEngine, OnMoved
+from mooncake_lite.engine.by_layers import Incoming, LayersLost, MovingHook, Outgoing
+from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
 from mooncake_lite.engine.flights import Flights
 from mooncake_lite.engine.staging import StagingBlocks
+from mooncake_lite.messages import Logprobs
 from scheduler.instance import Result, Step, TransferEnded
 from scheduler.instance.step import WriteGroup
 
@@ -31,6 +33,7 @@ class Runner:
 
     staging, transfers   None where no block is moved
     _copying             half -> its group, and the checksums that the copying thread will return
+    _leaving             half -> the end of a group that leaves by layers, from the same thread
     """
 
     def __init__(
@@ -40,10 +43,11 @@ class Runner:
         transfers: TransferEngine | None = None,
     ) -> None:
         self.engine = engine
-        self._staging = staging
+        self._staging, self._transfers = staging, transfers
         self._halves = self._puts = None
         self._copier = ThreadPoolExecutor(1, "copier")
         self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
+        self._leaving: dict[int, Future[TransferEnded]] = {}
         if transfers is not None and staging is not None:
             self._halves, self._puts = (Flights(transfers, staging.layout) for _ in range(2))
 
@@ -58,10 +62,11 @@ class Runner:
             targets = [growth.pages[0] for growth in copies]
             self.engine.copy_pages([growth.copies for growth in copies if growth.copies is not None], targets)
         began = time.perf_counter()
-        between = None
-        if moved is not None and self._halves is not None and (self._halves.flying or self._copying):
-            between = partial(self._look, moved)
-        drawn, scores = self.engine.compute(step.chunks, between) if step.chunks else ([], [])
+        lost = None
+        try:
+            drawn, scores = self._compute(step, moved) if step.chunks else ([], [])
+        except LayersLost as error:
+            drawn, scores, lost = [], [], error.ended
         compute_s = time.perf_counter() - began
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
@@ -69,14 +74,36 @@ class Runner:
         if step.only_waits:
             self._wait()
         halves, puts = self._ended(), self._puts.ended()
-        return Result(step, tokens, saved, halves, puts, compute_s, logprobs, scores)
+        return Result(step, tokens, saved, halves, puts, compute_s, logprobs, scores, lost=lost)
+
+    def _compute(self, step: Step, moved: OnMoved | None) -> tuple[list[Drawn], list[list[Logprobs]]]:
+        """Do the pass. Raises LayersLost when its prefix does not come."""
+        staging, transfers = self._staging, self._transfers
+        if staging is None or transfers is None or self._halves is None:
+            return self.engine.compute(step.chunks)
+        incoming = None
+        if step.ahead is not None:
+            incoming = Incoming(self.engine, staging, transfers, step.ahead)
+        behind = []
+        for group in step.writes:
+            if group.behind:
+                behind.append(Outgoing(self.engine, staging, transfers, group))
+                self._leaving[group.half] = self._copier.submit(behind[-1].run)
+        if not (self._halves.flying or self._copying or self._leaving or incoming):
+            return self.engine.compute(step.chunks)
+        try:
+            return self.engine.compute(step.chunks, MovingHook(partial(self._look, moved), incoming, behind))
+        finally:
+            for one in behind:
+                one.reached(staging.layout.layers)
 
     def _wait(self) -> None:
         """Wait for a copy or a transfer, for WAIT_S at most. Copies of a transfer are done meanwhile."""
         assert self._halves is not None
         assert self._puts is not None
-        if self._copying:
-            wait([future for _, future in self._copying.values()], WAIT_S)
+        if self._copying or self._leaving:
+            futures: list[Future[Any]] = [future for _, future in self._copying.values()]
+            wait([*futures, *self._leaving.values()], WAIT_S, return_when=FIRST_COMPLETED)
         elif not self._halves.help(WAIT_S) and not self._puts.help(WAIT_S):
             time.sleep(WAIT_S)
 
@@ -90,11 +117,12 @@ class Runner:
                 self._halves.begin(
                     half, "write", group.places, blocks, ("store KV", group.job[0]), future.result()
                 )
-        return self._halves.ended()
+        gone = [half for half, future in self._leaving.items() if future.done()]
+        return [*self._halves.ended(), *(self._leaving.pop(half).result() for half in gone)]
 
-    def _look(self, moved: OnMoved) -> None:
+    def _look(self, moved: OnMoved | None) -> None:
         """Tell of transfers of halves that have ended."""
-        if ended := self._ended():
+        if moved is not None and (ended := self._ended()):
             moved(ended)
 
     def _move(self, step: Step) -> list[list[int]]:
@@ -109,6 +137,8 @@ class Runner:
         for land in step.lands:
             self.engine.load_blocks(land.pages, staging.half(land.half, land.count))
         for group in step.writes:
+            if group.behind:
+                continue
             self._copying[group.half] = group, self._copier.submit(self._copy_out, group)
         saved = []
         for save in step.saves:

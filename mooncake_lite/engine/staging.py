@@ -32,6 +32,18 @@ class StagingBlocks:
         start = number * self.half_blocks
         return self.blocks[start : start + count]
 
+    def part(self, number: int, count: int, layers: slice, second: int = 0) -> np.ndarray:
+        """Return memory of half 0 or 1 for some layers of `count` blocks: (count, len(layers), ...).
+
+        second   1: in the second part of the half
+        """
+        nbytes, shape = self.layout.layer_nbytes, self.blocks.shape[2:]
+        size = layers.stop - layers.start
+        half = self.half(number, self.half_blocks).reshape(-1).view(np.uint8)
+        start = self.half_blocks * self.layout.layers // 2 * second * nbytes
+        room = half[start : start + count * size * nbytes]
+        return room.view(self.blocks.dtype).reshape(count, size, *shape)
+
     def slot(self, number: int) -> np.ndarray:
         """Return the block of a slot, (1, *block_shape)."""
         start = 2 * self.half_blocks + number

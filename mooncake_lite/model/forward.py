@@ -8,7 +8,6 @@ torch. Explained in docs/explain/model.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from mooncake_lite.config.serve import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
 from mooncake_lite.model.decode_pass import DecodePass
+from mooncake_lite.model.layer_hook import LayerHook
 from mooncake_lite.model.linear_paths import choose_paths
 from mooncake_lite.model.path_table import PathTable, this_machine
 from mooncake_lite.model.projection import INVARIANT, Projection, embedded, invariant_pieces
@@ -148,22 +148,23 @@ class Model:
         caches: torch.Tensor,
         batch: AttentionBatch,
         rows: torch.Tensor | None = None,
-        between: Callable[[], object] | None = None,
+        hook: LayerHook | None = None,
     ) -> torch.Tensor:
         """Do as `forward`, but return what the head makes logits of: (r, hidden), the model's dtype.
 
-        between   called twice a layer, unless the pass only decodes
+        hook   called at each layer; where it does not move layers, not in passes that only decode
 
         The logits of many rows take much memory. A caller can make those of a few rows at a time.
         """
         hidden = embedded(token_ids, self.weights.embedding)
         paged = self._paged(caches, batch, positions)
-        if decode := self._decode_pass(batch, rows):
+        moves = hook is not None and hook.moves
+        if not moves and (decode := self._decode_pass(batch, rows)):
             delta = decode(hidden, paged)
             if rows is not None:
                 hidden, delta = hidden[rows], delta[rows]
         else:
-            hidden, delta = self._layers(hidden, paged, batch, rows, between or _nothing)
+            hidden, delta = self._layers(hidden, paged, batch, rows, hook or LayerHook())
         return self._norm(hidden, self.weights.norm, delta)
 
     def _decode_pass(self, batch: AttentionBatch, rows: torch.Tensor | None) -> DecodePass | None:
@@ -179,14 +180,14 @@ class Model:
         paged: PagedPass,
         batch: AttentionBatch,
         rows: torch.Tensor | None,
-        between: Callable[[], object],
+        hook: LayerHook,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All decoder layers: the hidden states of `rows`, and what the last layer's MLP adds to them."""
         pieces = self._pieces(batch.query_lens.tolist() if self.batch_invariant else [], batch.singles)
         delta = None  # what the last half of a layer adds to `hidden`, until the next norm reads both
         layers = zip(self.weights.layers, self.projections, self.config.windows, strict=True)
         for index, (layer, projections, window) in enumerate(layers):
-            between()
+            hook.before(index)
             normed = self._norm(hidden, layer.attention_norm, delta)
             query, key, value = self._heads(normed, layer, projections.query_key_value, pieces)
             paged.write(index, key, value, query)
@@ -195,7 +196,7 @@ class Model:
                 hidden, attended = hidden[rows], attended[rows]
                 pieces = self._pieces([], hidden.shape[0])
             (delta,) = projections.output(attended, pieces)
-            between()
+            hook.after(index)
             normed = self._norm(hidden, layer.mlp_norm, delta)
             (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
         assert delta is not None
@@ -245,10 +246,6 @@ class Model:
         if delta is not None:
             values.add_(delta)
         return functional.rms_norm(values, (values.shape[-1],), weight, self.config.norm_eps)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _check_device(device: str) -> None:

@@ -28,11 +28,19 @@ class ProfiledHardware:
     ) -> None:
         self._seconds, self._nodes = seconds, nodes
         move = costs.transfer
+        self._near_bytes_per_s, self._far_bytes_per_s = costs.load.dram_bytes_per_s, move.far_bytes_per_s
+        self._latency_s = move.latency_s
         self._network = Network(clock, costs.load.dram_bytes_per_s, move.far_bytes_per_s, move.latency_s)
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of the profile, as the emulated engine waits for them."""
         return self._seconds(load)
+
+    def stream_s(self, rank: int, refs: Sequence[BlockRef]) -> float:
+        """Return the seconds of the profile."""
+        far = sum(ref.nbytes for ref in refs if self._nodes[ref.rank] != self._nodes[rank])
+        near = sum(ref.nbytes for ref in refs) - far
+        return self._latency_s + near / self._near_bytes_per_s + far / self._far_bytes_per_s
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""

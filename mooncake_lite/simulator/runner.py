@@ -17,7 +17,7 @@ from mooncake_lite.simulator.kv import KV, NOTHING, Content
 from mooncake_lite.simulator.surroundings import Surroundings
 from scheduler.instance import JobId, Result, Step, TransferEnded
 from scheduler.instance.staging import HALVES
-from scheduler.instance.step import Chunk, Growth
+from scheduler.instance.step import Chunk, Growth, LayerLoad, WriteGroup
 from store.layout import check_of
 from store.objects import BlockRef
 
@@ -40,6 +40,7 @@ class VirtualRunner:
         self._late_until = [0.0] * HALVES
         self._ended_halves: list[TransferEnded] = []
         self._ended_puts: list[TransferEnded] = []
+        self._lost: TransferEnded | None = None
         self._tokens: list[int] = []
         self._passes: list[tuple[float, float]] = []  # end and seconds of each pass of the step under way
 
@@ -52,11 +53,8 @@ class VirtualRunner:
         for land in step.lands:
             kv.put(land.pages, self._kept(land.half, self._halves[land.half][: land.count]))
         for group in step.writes:
-            size = self._per_block
-            blocks = [kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
-            blocks = self._kept(group.half, blocks)
-            left = partial(self._left, self._ended_halves, group.half, group.places, blocks)
-            world.hardware.write(self._number, group.places, left)
+            if not group.behind:
+                self._write(group, len(group.places))
         for save in step.saves:
             self._slots[save.slot] = kv.block(save.pages)
         saved = [self._sums(self._slots[save.slot]) for save in step.saves]
@@ -68,9 +66,49 @@ class VirtualRunner:
             if growth.copies is not None:
                 kv.copy(growth.copies, growth.pages[0])
         self._step, self._saved = step, saved
-        self._tokens, self._passes = [], []
+        self._tokens, self._passes, self._lost = [], [], None
+        came_s = self._come_in(step.ahead) if step.ahead is not None else 0.0
         self._compute(step)
-        return self._passes[-1][0] if self._passes else world.clock.now
+        ends_at = max(self._passes[-1][0], world.clock.now + came_s) if self._passes else world.clock.now
+        for group in step.writes:
+            if group.behind:  # the other layers have left by then
+                count = -(-len(group.places) // world.memory.layers)
+                world.clock.at(ends_at, partial(self._write, group, count, self._blocks(group)))
+        return ends_at
+
+    def _blocks(self, group: WriteGroup) -> list[Content]:
+        """Return what the blocks of a group hold now."""
+        size = self._per_block
+        return [self._kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
+
+    def _write(self, group: WriteGroup, count: int, blocks: list[Content] | None = None) -> None:
+        """Begin to write a group; it takes as long as `count` blocks."""
+        blocks = self._kept(group.half, self._blocks(group) if blocks is None else blocks)
+        left = partial(self._left, self._ended_halves, group.half, group.places, blocks)
+        if self._number not in self._world.dead:
+            self._world.hardware.write(self._number, group.places[:count], left)
+
+    def _come_in(self, load: LayerLoad) -> float:
+        """Bring blocks into pages before a pass. Returns how long their layers come beside it."""
+        world, places = self._world, load.places
+        found = [world.memory.find(place) or NOTHING for place in places]
+        self._kv.put(load.pages, found)
+        for half in load.halves:
+            self._halves[half] = [NOTHING] * len(places)
+        source_lost = not world.dead.isdisjoint(place.rank for place in places)
+        if source_lost or world.dice.random() < world.faults.read_fails:
+            late = world.dice.random() < world.faults.may_still_write
+            for half in load.halves if late else ():
+                self._late_until[half] = world.clock.now + world.dice.random() * LATE_WRITE_S
+            self._lost = TransferEnded(0, FAILED, late)
+        elif bad := self._differ(places, found):
+            self._lost = TransferEnded(0, BAD, bad=bad)
+        return world.hardware.stream_s(self._number, places)
+
+    def _differ(self, places: Sequence[BlockRef], found: Sequence[Content]) -> list[BlockRef]:
+        """Return the places that have to be compared, and hold other bytes than were put there."""
+        pairs = zip(places, found)
+        return [place for place, block in pairs if place.check not in (0, check_of(self._sums(block)))]
 
     def _compute(self, step: Step) -> None:
         """Do the passes of a step, until one of them draws a token that ends an answer."""
@@ -83,7 +121,7 @@ class VirtualRunner:
         for number in range(1, step.steps + 1):
             if number > 1:
                 chunks, load = self._next_pass(chunks, number, growths), _longer(load)
-            drawn = self._kv.compute(chunks)
+            drawn = self._kv.compute(chunks) if self._lost is None else []
             seconds = self._world.hardware.pass_s(self._number, load)
             at += seconds
             self._tokens += drawn
@@ -126,7 +164,9 @@ class VirtualRunner:
         halves = self.moved()
         puts, self._ended_puts[:] = tuple(self._ended_puts), ()
         *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
-        return Result(self._step, self._tokens, self._saved, halves, puts, seconds, passes=passes)
+        return Result(
+            self._step, self._tokens, self._saved, halves, puts, seconds, passes=passes, lost=self._lost
+        )
 
     def _sums(self, block: Content) -> list[int]:
         return block.sums(self._world.memory.layers)
@@ -145,8 +185,7 @@ class VirtualRunner:
             self._ended_halves.append(TransferEnded(half, FAILED, late))
         else:
             self._halves[half] = found = [world.memory.find(place) or NOTHING for place in places]
-            pairs = zip(places, found)
-            bad = [place for place, block in pairs if place.check not in (0, check_of(self._sums(block)))]
+            bad = self._differ(places, found)
             self._ended_halves.append(TransferEnded(half, BAD if bad else "", bad=bad))
         self._wake()
 

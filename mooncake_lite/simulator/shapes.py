@@ -54,6 +54,7 @@ class Shape:
     pages       KV pages of a computing rank; page_tokens: tokens of each
     budget      tokens of a forward pass beside the running batch; chunked: prompts may be cut into chunks
     overlaps    prompts are computed while blocks are stored, and decode ranks load those meanwhile
+    by_layers   prefixes come in, and the last blocks leave, layer by layer
     half_blocks, put_slots   staging memory of a computing rank: blocks of each half, and single slots
     sharing     how a rank shares prefixes in its pages
     preemption  what happens to sequences when pages run out
@@ -69,6 +70,7 @@ class Shape:
     budget: int
     chunked: bool = True
     overlaps: bool = True
+    by_layers: bool = True
     half_blocks: int = 2
     put_slots: int = 4
     sharing: str = "off"
@@ -116,6 +118,7 @@ class Shape:
             config=config, segments=segments, slots=random.choice((1, 2, 8)),
             prompts=random.choice((1, 1, 2, 4)), pages=0, page_tokens=random.choice((4, 8, 16)),
             budget=random.choice((8, 64, 512)), chunked=random.random() < 0.7, overlaps=overlaps,
+            by_layers=overlaps and random.random() < 0.7,
             half_blocks=random.choice((1, 2, 8)), put_slots=random.choice((1, 2, 6)),
             sharing=random.choice(("off", "hash", "radix")), tier_blocks=tier_blocks,
             preemption="swap" if "store" in roles and random.random() < 0.5 else "recompute",
@@ -155,7 +158,8 @@ class Shape:
         """Return the empty books of a computing rank."""
         config, size = self.config, self.layout.block_tokens
         pages = Pages(self.pages, self.page_tokens)
-        limits = Limits(self.budget, self.slots, self.prompts, self.chunked, self.overlaps)
+        by_layers = self.layout.layers if self.by_layers else 0
+        limits = Limits(self.budget, self.slots, self.prompts, self.chunked, self.overlaps, by_layers)
         staging, prefix = (
             Staging(self.half_blocks, self.put_slots),
             new_prefix_cache(self.sharing, pages, size),

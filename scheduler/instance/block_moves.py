@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
+from scheduler.instance.job import JobId
 from scheduler.instance.state import State
-from scheduler.instance.step import LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut
+from scheduler.instance.step import Chunk, LandGroup, LayerLoad, ReadGroup, SaveBlock, WriteGroup, WritePut
 from scheduler.instance.task import Task
 
 
@@ -23,6 +25,48 @@ def next_writes(state: State, tasks: Iterable[Task], free_halves: list[int]) -> 
             places = [place for _, place in group]
             groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin))
             begin += len(group)
+    return groups
+
+
+def next_ahead(state: State, free_halves: list[int]) -> tuple[Task | None, LayerLoad | None]:
+    """Choose the prompt whose prefix comes in by layers beside the next pass: the oldest one.
+
+    Takes the halves out of free_halves: it waits until no half is in use, and nothing else may begin to use
+    one. It does without a half into which late bytes may come.
+    """
+    task = next((task for task in state.prefilling if task.by_layers), None)
+    if task is None:
+        return None, None
+    free = tuple(free_halves)
+    free_halves.clear()
+    if any(state.staging.halves) or not free:
+        return None, None
+    first, count = task.landed, task.to_load - task.landed
+    places, pages = task.job.load[first : task.to_load], state.block_pages(task, first, count)
+    return task, LayerLoad(free, places, pages, task.id)
+
+
+def next_behind(
+    state: State, chunks: Iterable[Chunk], writes: Iterable[WriteGroup], free_halves: list[int]
+) -> list[WriteGroup]:
+    """Choose the last blocks of prompts that leave by layers behind the pass that ends their computing.
+
+    A half takes the same layers of all blocks, twice: one part is filled while the other one leaves.
+
+    writes   the other groups of the step
+    """
+    begun = Counter[JobId]()
+    for write in writes:
+        begun[write.job] += len(write.places)
+    groups, most = [], state.staging.half_blocks * state.limits.layers // 2
+    for chunk in chunks:
+        task = state.tasks[chunk.job]
+        begin = task.copied + begun[task.id]
+        count = len(task.out) - begin
+        if chunk.prompt and chunk.draws and free_halves and state.limits.least <= count <= most:
+            pages = [page for number, _ in task.out[begin:] for page in state.block_pages(task, number, 1)]
+            places = [place for _, place in task.out[begin:]]
+            groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin, behind=True))
     return groups
 
 

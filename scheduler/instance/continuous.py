@@ -44,9 +44,16 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
         if pages is None:
             break
         shared, taken = pages
-        chosen.append(Admission(task.id, shared + taken, len(shared), loads))
+        by_layers = loads and prefill and _by_layers(state, task, shared)
+        chosen.append(Admission(task.id, shared + taken, len(shared), loads, by_layers))
         loading, active, prefills = loading or loads, active + sequences, prefills + prefill
     return chosen
+
+
+def _by_layers(state: State, task: Task, shared: Seq[int]) -> bool:
+    """Tell whether the blocks that a task loads come in by layers: one layer of all fits into a half."""
+    limits, count = state.limits, len(task.job.load) - state.blocks_in(shared)
+    return bool(limits.layers) and limits.least <= count <= state.staging.half_blocks * limits.layers
 
 
 def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:
@@ -62,11 +69,12 @@ def _match(state: State, task: Task, draft: PageDraft) -> tuple[int, ...]:
     return pages
 
 
-def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk]]:
+def next_batch(state: State, draft: PageDraft, ahead: Task | None) -> tuple[list[Growth], list[Chunk]]:
     """Compose one ragged forward pass: a token of every running sequence, then tokens of prompts.
 
     Prompts get what the running batch leaves of the token budget (chunked.py). Unless stores overlap with
-    computing, they wait while blocks are on their way to the pool.
+    computing, they wait while blocks are on their way to the pool. Prompts whose prefix comes in by layers
+    wait for both halves, but for `ahead`, which has them.
 
     `preemption.to_preempt` has made sure that there are pages for the tokens of the running batch, or
     will be: a sequence without one waits until another is swapped out.
@@ -87,7 +95,9 @@ def next_batch(state: State, draft: PageDraft) -> tuple[list[Growth], list[Chunk
             left.update(copied)
         chunks.append(_chunk(task, 1, pages, prompt=False))
     if state.limits.overlaps or not state.writing:
-        prompts = [task for task in state.prefilling if not task.problem]
+        prompts = [
+            task for task in state.prefilling if not task.problem and (task is ahead or not task.by_layers)
+        ]
         wanted = [task.sequence.num_uncomputed for task in prompts]
         share = chunk_sizes if state.limits.chunked else whole_prompts
         sizes = share(max(1, state.limits.tokens - len(chunks)), wanted)

@@ -15,6 +15,9 @@ class Limits:
     chunked     whether a prompt may be cut into chunks; otherwise each is computed in one pass, however long
     overlaps    whether blocks are stored while prompts are computed: those of a prompt behind its chunks, and
                 its last ones beside the next prompt; otherwise prompts wait for stores
+    layers      layers of a block, if prefixes come in by layers ahead of the computation, and the blocks of a
+                prompt's last chunk leave by layers behind it; 0: they move whole, before and after it
+    least       fewest blocks that move by layers: each layer is a transfer of its own
     """
 
     tokens: int
@@ -22,6 +25,8 @@ class Limits:
     prefills: int = 1
     chunked: bool = True
     overlaps: bool = True
+    layers: int = 0
+    least: int = 1
 
     def __post_init__(self) -> None:
         assert min(self.tokens, self.sequences, self.prefills) >= 1, f"{self} has no room for a prompt"

@@ -27,11 +27,13 @@ class Loaded(JobOutcome):
 
     shared   tokens whose KV lay in pages of this rank already
     blocks   number of blocks that were read: the last ones of Job.load, or none
+    beside   they were read beside a forward pass, so that how long that took is not known
     """
 
     load_s: float
     shared: int = 0
     blocks: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

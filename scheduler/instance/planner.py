@@ -6,7 +6,15 @@ reads no clock and moves no byte; it knows page numbers, staging numbers and opa
 
 from __future__ import annotations
 
-from scheduler.instance.block_moves import next_lands, next_puts, next_reads, next_saves, next_writes
+from scheduler.instance.block_moves import (
+    next_ahead,
+    next_behind,
+    next_lands,
+    next_puts,
+    next_reads,
+    next_saves,
+    next_writes,
+)
 from scheduler.instance.continuous import next_admissions, next_batch
 from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
 from scheduler.instance.job import DECODE, Job
@@ -32,6 +40,7 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     """
     draft = PageDraft(state.pages, state.prefix)
     halves = state.staging.free_halves(now)
+    task, ahead = next_ahead(state, halves)
     admit = next_admissions(state, draft)
     writes, lands, saves = next_writes(state, state.writing, halves), next_lands(state), next_saves(state)
     reads, puts = next_reads(state, *_loading(state, admit), halves), next_puts(state)
@@ -43,7 +52,11 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     if not (lands or saves):
         preempted = to_preempt(state, draft.num_available)
         if not preempted:
-            grow, chunks = next_batch(state, draft)
+            grow, chunks = next_batch(state, draft, task)
+    if ahead is not None and all(chunk.job != ahead.job for chunk in chunks):
+        ahead = None
+    if state.limits.layers:
+        writes += next_behind(state, chunks, writes, halves)
     step = Step(
         now,
         tuple(admit),
@@ -55,6 +68,7 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
         tuple(writes),
         tuple(saves),
         tuple(puts),
+        ahead,
         tuple(chunks),
     )
     return leap(state, step, most) if chunks else step
@@ -65,7 +79,7 @@ def _loading(state: State, admit: list[Admission]) -> tuple[Task | None, int]:
     if state.loading is not None:
         return state.loading, state.loading.read
     for admission in admit:
-        if admission.loads:
+        if admission.loads and not admission.by_layers:
             return state.tasks[admission.job], state.blocks_in(admission.pages[: admission.shared])
     return None, 0
 
@@ -125,11 +139,12 @@ def _admit(state: State, admission: Admission, now: float) -> None:
     task.matched = ()
     task.shared = min(len(shared) * state.pages.page_tokens, task.most_reused)
     task.read = task.landed = min(state.blocks_in(shared), len(task.job.load))
-    if admission.loads:
+    if admission.loads and not admission.by_layers:
         assert state.loading is None, f"{state.loading} is loading"
         state.loading = task
         return
-    task.to_load = task.landed
+    task.by_layers = admission.by_layers
+    task.to_load = task.to_load if task.by_layers else task.landed
     state.admitted.append(task)
 
 

@@ -28,7 +28,7 @@ from scheduler.instance.outcomes import (
     Token,
 )
 from scheduler.instance.state import ANSWER_S, Put, State
-from scheduler.instance.step import Chunk, Result, TransferEnded
+from scheduler.instance.step import Chunk, LayerLoad, Result, TransferEnded
 from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
 
@@ -63,7 +63,10 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         said += _save(state, result, now)
     if result.passes:
         said += _leapt(state, result)
-    said += _tokens(state, result, now)
+    if step.ahead is not None:
+        said += _came_in(state, step.ahead, result.lost, now)
+    if result.lost is None:
+        said += _tokens(state, result, now)
     if result.step.chunks or not state.running:
         state.passed_at = now if state.running else None
     postponed, state.postponed = state.postponed, []
@@ -99,6 +102,10 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
 
     On a full hit the last token is computed all the same: its logits choose the next one.
     """
+    if task.by_layers:
+        task.sequence.num_computed = min(task.to_load * state.block_tokens, task.most_reused)
+        state.prefilling.append(task)
+        return []
     reused = max(task.landed * state.block_tokens, task.shared)
     state.note_computed(task, min(reused, task.most_reused))
     task.saved = min(reused, task.tokens_in_pool) // state.block_tokens
@@ -116,6 +123,22 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
         for branch in state.fork(task):
             state.join(branch, now)
     return [Loaded(task.id, task.load_s, task.shared, blocks)]
+
+
+def _came_in(state: State, load: LayerLoad, lost: TransferEnded | None, now: float) -> list[Outcome]:
+    """Apply the end of a load by layers. If it has failed, its blocks are computed."""
+    task = state.tasks[load.job]
+    task.by_layers = False
+    if lost is None:
+        blocks, task.read, task.landed = task.to_load - task.landed, task.to_load, task.to_load
+        task.saved = task.sequence.num_computed // state.block_tokens
+        return [Loaded(task.id, 0.0, task.shared, blocks, beside=True)]
+    for half in load.halves:
+        state.staging.free(half, now + LATE_S if lost.may_still_land else 0.0)
+    task.to_load = task.landed
+    state.prefilling.remove(task)
+    said: list[Outcome] = [BadBlocks(lost.bad)] if lost.bad else []
+    return said + _loaded(state, task, now)
 
 
 # ----------------------------------------------------------------------------------- computing

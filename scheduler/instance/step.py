@@ -19,12 +19,14 @@ class Admission:
 
     shared   number of leading pages that hold its tokens' KV already; other sequences may use them too
     loads    whether blocks are read from the pool
+    by_layers   they are read beside the first forward pass, layer by layer
     """
 
     job: JobId
     pages: tuple[int, ...]
     shared: int = 0
     loads: bool = False
+    by_layers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,20 @@ class ReadGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerLoad:
+    """Read blocks from the pool into pages, each layer before the pass of this step needs it.
+
+    halves   that it uses in turn, each for some layers of all blocks. They are free when the step has ended
+    pages    of the blocks, one block after the other; the last block may have fewer
+    """
+
+    halves: tuple[int, ...]
+    places: Seq[Any]
+    pages: Seq[int]
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class LandGroup:
     """Copy the blocks of a staging half into pages.
 
@@ -68,6 +84,8 @@ class WriteGroup:
     """Copy blocks from pages into a staging half, and then write them to the pool, while steps go on.
 
     Nothing changes in these pages until the transfer has ended.
+
+    behind   the pass of this step fills the blocks: each layer leaves once it is computed
     """
 
     half: int
@@ -75,6 +93,7 @@ class WriteGroup:
     places: Seq[Any]
     job: JobId
     first: int
+    behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +189,7 @@ class Step:
     grow      pages that the sequences of `chunks` need in addition
     reads, writes, puts   transfers that begin; their ends come back in a later result or in this one
     lands, saves          copies within the rank's memory, done within the step
+    ahead     blocks that come in by layers ahead of the pass; None: all are there
     chunks    one forward pass
     steps     forward passes that the step stands for, at most; see leap.py
     later     (number of the pass, from 2 on; page that a sequence needs before it) of a leap
@@ -185,6 +205,7 @@ class Step:
     writes: tuple[WriteGroup, ...] = ()
     saves: tuple[SaveBlock, ...] = ()
     puts: tuple[WritePut, ...] = ()
+    ahead: LayerLoad | None = None
     chunks: tuple[Chunk, ...] = ()
     steps: int = 1
     later: tuple[tuple[int, Growth], ...] = ()
@@ -222,6 +243,7 @@ class Result:
     halves      transfers of halves that have ended, of this step or of an earlier one
     puts        likewise of puts
     compute_s   seconds of the forward pass
+    lost        the failure of `ahead`, whose number is of no meaning: the pass has computed nothing then
     logprobs    of each of `tokens`, opaque; None where the request does not ask for them
     scores      of the targets of each chunk that has a score, in their order; opaque
     passes      (its end, its seconds) of each pass but the last one that a leap has done
@@ -236,3 +258,4 @@ class Result:
     logprobs: Seq[Any] = ()
     scores: Seq[Seq[Any]] = ()
     passes: Seq[tuple[float, float]] = ()
+    lost: TransferEnded | None = None

@@ -22,6 +22,7 @@ class Task:
         matched           pages of its last prefix match, while it waits; matched_at: Pages.num_cached then
         shared            tokens whose KV lay in pages of this rank when it was admitted
         to_load           leading blocks of job.load that are wanted in the pages; the others are computed
+        by_layers         those that are not in pages come with its next pass, layer by layer
         read, landed      blocks of job.load whose transfer has begun; those that are in the pages
         keys              of the first full blocks: those of the job, then those of blocks filled since
         saved             full blocks that are in the pool, or have been offered to it
@@ -53,6 +54,7 @@ class Task:
     matched_at: int = field(default=0, compare=False)
     shared: int = 0
     to_load: int = 0
+    by_layers: bool = False
     read: int = 0
     landed: int = 0
     out: list[tuple[int, Any]] = field(default_factory=list)

@@ -253,7 +253,8 @@ class ComputingRank:
 
     def _loaded(self, loaded: outcomes.Loaded) -> m.Message | None:
         opened = self._of(loaded.job)
-        opened.shared, opened.loaded, opened.load_s = loaded.shared, loaded.blocks, loaded.load_s
+        opened.shared, opened.load_s = loaded.shared, loaded.load_s
+        opened.loaded = 0 if loaded.beside else loaded.blocks
         refs = blocks_to_load(opened.start.order)
         refs = refs[len(refs) - loaded.blocks :]
         opened.spans.append(

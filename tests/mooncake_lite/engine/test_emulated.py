@@ -108,7 +108,7 @@ def test_a_tail_is_copied_as_far_as_it_has_pages() -> None:
     rank, reader = Rank(), Rank(first=2)
     expected = rank.answer(PROMPT[:100], 0, 4)
     tail = rank.blocks(100)
-    assert not tail[1].reshape(64, -1)[48:].any()
+    assert not tail[1].reshape(LAYOUT.layers, 64, -1)[:, 48:].any()
     reader.load(tail, 100)
     assert reader.answer([*PROMPT[:100], expected[0]], 100, 3) == expected[1:]
 

@@ -79,7 +79,7 @@ class FakeEngine:
     def store_blocks(self, pages: Sequence[int], out: np.ndarray) -> None:
         out[:] = np.array(pages, np.float32)[:, None]
 
-    def compute(self, chunks: Sequence[Any], between: Any = None) -> tuple[list[int], list[Any]]:
+    def compute(self, chunks: Sequence[Any], hook: Any = None) -> tuple[list[int], list[Any]]:
         return [7 for _ in chunks], []
 
 
@@ -169,14 +169,14 @@ def test_a_group_is_copied_beside_the_chunk_of_its_step_and_leaves_in_the_middle
         assert copies.wait(10)
         copied(pages, out)
 
-    def compute(chunks: Sequence[Any], between: Any = None) -> tuple[list[int], list[Any]]:
-        between()
+    def compute(chunks: Sequence[Any], hook: Any = None) -> tuple[list[int], list[Any]]:
+        hook.before(0)
         assert rank.transfers.batches == []
         copies.set()
         while not rank.transfers.batches:
-            between()
+            hook.before(0)
         rank.transfers.batches[0].over = True
-        between()
+        hook.before(0)
         return [], []
 
     rank.engine.store_blocks, rank.engine.compute = store_blocks, compute
