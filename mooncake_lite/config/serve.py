@@ -163,7 +163,7 @@ class ServeConfig:
         waits for it.
     overlap_transfers: Store the blocks of a prompt while its next chunk, or the next prompt, is computed, and
         load them on the decode rank meanwhile. Without, a rank computes no prompt while it stores.
-    layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead of it, its last blocks leave
+    layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead, its last blocks leave
         behind it. auto: what has two blocks or more; on: everything; off: only blocks move.
     max_queue: Requests that may wait. Further ones are refused with 429.
     policy: Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), global-cache,

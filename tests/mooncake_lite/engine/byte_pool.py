@@ -45,7 +45,7 @@ class BytePool:
 
     def __init__(self, block_nbytes: int) -> None:
         self._nbytes = block_nbytes
-        self._offsets = itertools.count()
+        self._offsets = itertools.count(0, block_nbytes)
         self._blocks: dict[int, np.ndarray] = {}
         self.keys: dict[int, Place] = {}
         self.offers: dict[tuple[int, int], list[int]] = {}
@@ -77,8 +77,11 @@ class BytePool:
     def submit(self, moves: Sequence[Transfer], label: object) -> _Ended:
         """Move bytes, as transport.engine.TransferEngine.submit does."""
         for move in moves:
+            start = move.offset % self._nbytes
+            block = self._blocks.setdefault(move.offset - start, np.zeros(self._nbytes, np.uint8))
+            part = block[start : start + move.nbytes]
             if move.op == "write":
-                self._blocks[move.offset] = move.local[: move.nbytes].copy()
+                part[:] = move.local[: move.nbytes]
             else:
-                move.local[: move.nbytes] = self._blocks[move.offset]
+                move.local[: move.nbytes] = part
         return _Ended()

@@ -16,6 +16,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "preemption": ("recompute", "swap"),
     "sharing": ("off", "hash", "radix"),
     "sampling": ("greedy", "sampled", "nucleus", "n=3"),
+    "moves": ("blocks", "layers"),
 }
 """The values of each dimension.
 
@@ -26,6 +27,7 @@ chunk        most tokens of a forward pass; whole: prompts are not cut
 preemption   what happens to a sequence when pages run out
 sharing      how a rank shares pages between prompts
 sampling     how tokens are chosen
+moves        KV goes to and from the pool by whole blocks, or by layers beside the passes
 """
 
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -42,6 +44,7 @@ class Cell:
     preemption: str
     sharing: str
     sampling: str
+    moves: str
 
     @property
     def name(self) -> str:
@@ -53,6 +56,8 @@ class Cell:
         """Tell whether such a cluster exists: blocks and swapped KV need a pool, pages need sharing."""
         if self.mode == "split" and (self.source in ("DRAM", "HDF5") or self.preemption == "swap"):
             return False
+        if self.moves == "layers" and self.mode == "colocated" and self.source != "DRAM":
+            return False  # no prompt comes in or leaves
         return self.source != "rank" or self.sharing != "off"
 
     @property
@@ -96,6 +101,6 @@ CLUSTERS = [
     for mode, chunk, preemption, sharing in itertools.product(
         *(DIMENSIONS[name] for name in ("mode", "chunk", "preemption", "sharing"))
     )
-    if Cell(mode, "none", chunk, preemption, sharing, "greedy").possible
+    if Cell(mode, "none", chunk, preemption, sharing, "greedy", "blocks").possible
 ]
 """Clusters that `make soak` starts. Each is asked from every source that it has, with every sampling."""

@@ -201,6 +201,8 @@ class OneRank:
         self.seen["copied"] += sum(growth.copies is not None for growth in step.grow)
         self.seen["mixed"] += len({chunk.prompt for chunk in step.chunks}) == 2
         self.seen["blocks read"] += sum(land.count for land in step.lands)
+        self.seen["came by layers"] += step.ahead is not None
+        self.seen["left by layers"] += any(write.behind for write in step.writes)
         result = rank.runner.run(step)
         if self.keep_logits:
             self._keep(rank, step)

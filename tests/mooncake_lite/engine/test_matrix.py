@@ -52,7 +52,13 @@ def ranks(cell: Cell, model: Model) -> OneRank:
     return OneRank(
         model,
         NUM_PAGES,
-        Limits(tokens, sequences=12, prefills=3, chunked=not whole),
+        Limits(
+            tokens,
+            sequences=12,
+            prefills=3,
+            chunked=not whole,
+            layers=config.layers if cell.moves == "layers" else 0,
+        ),
         cell.sharing,
         split=cell.mode != "colocated",
         pool=BytePool(block_nbytes) if cell.mode != "colocated" or needs_pool(cell) else None,
@@ -94,6 +100,9 @@ def test_an_answer_is_the_oracles_in(
     rank.settle()
     rank.assert_at_rest()
     kinds = {"rank": "shared", "DRAM": "blocks read", "recompute": "preempted", "swap": "swapped"}
+    if cell.moves == "layers":
+        kinds["DRAM"] = "came by layers"
+        assert rank.seen["left by layers"] or cell.mode == "colocated"
     for value in (cell.source, cell.preemption) if soak == 1 else (cell.source,):
         assert value not in kinds or rank.seen[kinds[value]], f"no {kinds[value]}: {rank.seen}"
     assert_answers(oracle_and_folder[0], rank.cases(), functools.partial(go_on, model))

@@ -73,9 +73,9 @@ class ModelRunner:
                 self._scatter(pages, self.halves[land.half][number])
         for write in step.writes:
             assert write.half not in self.flying_halves, "a half in flight is used again"
-            blocks = [self._gather(pages) for pages in _by_block(write.pages, len(write.places))]
-            self.halves[write.half][: len(blocks)] = blocks
             self.flying_halves[write.half] = write
+            if not write.behind:
+                self._copy_out(write)
         saved = []
         for save in step.saves:
             self.slots[save.slot] = self._gather(save.pages)
@@ -84,11 +84,35 @@ class ModelRunner:
         for growth in step.grow:
             if growth.copies is not None:
                 self.pages[growth.pages[0]] = list(self.pages[growth.copies])
+        if step.ahead is not None and (problem := self._come_in(step)):
+            return Result(step, (), saved, *self._poll(step.now), 0.5, lost=problem)
         tokens = [token for chunk in step.chunks for token in self._compute(chunk)]
+        for write in step.writes:
+            if write.behind:
+                self._copy_out(write)
         scores = [self._score(chunk) for chunk in step.chunks if chunk.score is not None]
         halves, puts = self._poll(step.now)
         compute_s = 0.5 if step.chunks else 0.0
         return Result(step, tokens, saved, halves, puts, compute_s, scores=scores)
+
+    def _copy_out(self, write: WriteGroup) -> None:
+        """Copy a group into its half; of one that moves by layers, more blocks than fit at once."""
+        blocks = [self._gather(pages) for pages in _by_block(write.pages, len(write.places))]
+        self.halves[write.half] = blocks + self.halves[write.half][len(blocks) :]
+
+    def _come_in(self, step: Step) -> TransferEnded | None:
+        """Bring blocks into pages before the pass; returns why that fails."""
+        load = step.ahead
+        assert load is not None
+        assert not self.flying_halves.keys() & set(load.halves), "a half in flight is used again"
+        if problem := self.breaks():
+            late = self.late()
+            for half in load.halves if late else ():
+                self.late_until[half] = step.now + LATE_S
+            return TransferEnded(0, problem, late)
+        for pages, place in zip(_by_block(load.pages, len(load.places)), load.places):
+            self._scatter(pages, list(self.pool[place]))
+        return None
 
     def _compute(self, chunk: Chunk) -> list[int]:
         value = 7
