@@ -193,6 +193,6 @@ class Reports:
     ) -> None:
         self._requests.move(record, Step.PREEMPT)
         self._requests.free(record, now, keeps_kv=kept is not None)
-        record.kept = kept
+        record.kept, record.resumed = kept, True  # it ran, so its client has a token
         record.go_on_from(preempted, now)
         self._requests.wait_again(record, now)
