@@ -16,7 +16,7 @@ import pytest
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.forward import Model, load_model
-from mooncake_lite.tools.bench import ideas, ideas_cluster
+from mooncake_lite.tools.bench import ideas, ideas_cluster, ideas_overlap
 from mooncake_lite.tools.bench.cluster import Ask, Reply, stream_times
 from mooncake_lite.tools.bench.engine_sides import random_prompts
 from mooncake_lite.tools.bench.ideas_cluster import Crowd, figures, on_a_fast_engine
@@ -72,7 +72,8 @@ class Cluster(http.server.BaseHTTPRequestHandler):
         Cluster.asked += body["max_tokens"] == 1
         reused = 128 * (Cluster.asked % (PROBE_EVERY + 1) == 0)
         span = {"stage": "compute", "seconds": 0.1, "count": len(body["prompt"]) - reused}
-        event = json.dumps({"choices": [], "mooncake_lite": {"spans": [span]}}).encode()
+        store = {"stage": "store", "seconds": 0.01, "count": 1}
+        event = json.dumps({"choices": [], "mooncake_lite": {"spans": [span, store]}}).encode()
         for _ in range(body["max_tokens"]):
             self.wfile.write(b"data: " + event + b"\n\n")
         self.wfile.write(b"data: [DONE]\n\n")
@@ -131,6 +132,7 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
 
     shipped = emulation.profile_of(emulation.model_folder(tmp_path / "model"))
     monkeypatch.setattr(ideas_cluster, "started", started)
+    monkeypatch.setattr(ideas_overlap, "started", started)
     monkeypatch.setattr(ideas_cluster, "scaled_profile", lambda *_: shipped)
     rows = ideas.run(quick=True, folder=tiny)
     assert list(dict.fromkeys(row.name.partition(":")[0] for row in rows)) == NAMES
@@ -139,9 +141,13 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
 
 
 NAMES = [
-    *("prefix sharing, hash", "prefix sharing, radix", "n = 4"),
+    *("prefix sharing, hash", "prefix sharing, radix", "n = 4", "prefix by layers beside a pass"),
     *("preemption, swap", "preemption, swap, no prefix caching"),
     *("load", "compute, engine 1,000 times as fast"),
+    "from the first token until all is stored, by layers",
+    "from the first token until the second token, by layers",
+    "from the first token until all is stored, by chunks",
+    "from the first token until the second token, by chunks",
     "colocated with a pool, shared prefix",
     *("split, no shared prefix", "split, shared prefix"),
     *("pooled, no shared prefix", "pooled, shared prefix"),
@@ -155,7 +161,7 @@ def check_flags(flags: list[list[str]], rows: list[Row], folder: Path) -> None:
     from mooncake_lite.config.reading import config_from
     from mooncake_lite.model.sizes import context_length
 
-    assert len(flags) == 5 + 2 + 6 + 2
+    assert len(flags) == 5 + 2 + 3 + 6 + 2
     for given in flags:
         assert given[0] == str(folder)
         values: dict[str, Any] = {}
