@@ -18,15 +18,14 @@ Rules. A method asserts what its caller owes; `check()` asserts the rest, and te
                    keep_slots() frees those of ended answers, and move() exchanges the instance.
   Both duties      An instance of both duties decodes what it prefills, because the KV is in its pages.
   Queue order      start() takes the head of a queue, and only into a free prefill slot.
-  Starting         startable() returns the same request until the caller starts, defers or forgets it.
+  Starting         startable() returns the same request until it is started, deferred or forgotten.
   Deferring        defer() returns a request to the head of its queue, with the key FIRST. startable() skips a
                    queue with a deferred head until retry(). The caller decides when to retry, because these
                    books do not know the pool.
   One key          A held request keeps its key when it is placed, so a queue counts each request once.
                    on_leave() may change the keys of others, but never the key FIRST.
   Lost instances   remove_instance() wants every request forgotten, or moved, that needs the instance.
-  Forgetting       forget() accepts any request in any place. An unknown id changes nothing, because a request
-                   that pauses between two tries is in none of these books.
+  Forgetting       forget() accepts any id. A request that pauses between two tries is in none of these books.
   Columns          They repeat the books and change in the same call, because policies compare columns.
 """
 
@@ -288,16 +287,12 @@ class State:
         """Let a deferred request start again: what it waits for was freed."""
         self._may_start[self._deferred.pop(request_id)] = None
 
-    def is_prefilling(self, request_id: str) -> bool:
-        """Tell whether a request that has a place has a prefill slot."""
-        prefill = self.prefills.get(self._placed[request_id].placement.prefill)
-        return prefill is not None and request_id in prefill.running
-
     def end_prefill(self, request_id: str, now: float) -> None:
-        """Free the prefill slot of a request. Its decode slot stays taken."""
+        """Free the prefill slot of a request, if it has one still. Its decode slot stays taken."""
+        placed = self._placed.get(request_id)
+        if placed is None or placed.decodes:
+            return
         prefill = self._prefill_of(request_id)
-        assert request_id in prefill.running, f"request {request_id} is not being prefilled"
-        placed = self._placed[request_id]
         self._leave_slot(prefill, placed, now, is_done=True)
         self._look_at(prefill)
         decode = self.decodes[placed.placement.decode]

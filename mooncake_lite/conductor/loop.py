@@ -316,9 +316,9 @@ class ConductorRole:
 
     def _read_chunk_stored(self, peer: str, stored: m.ChunkStored) -> ev.Event | None:
         """Describe blocks to listeners."""
-        body = self.bodies.current(stored)
-        if self._stream is not None and body is not None and stored.first >= 0:
-            size, count = self.config.block_size, len(stored.checksums)
+        body, count = self.bodies.current(stored), len(stored.checksums)
+        if self._stream is not None and body is not None and 0 <= stored.first <= body.stored - count:
+            size = self.config.block_size
             self._stream.describe(*body.stored_blocks(size, stored.first, count))
         return stored
 

@@ -288,10 +288,15 @@ class Dispatcher:
             self.copies.on_prefill(record, now)
 
     def prefetch(self, record: RequestRecord, now: float) -> None:
-        """Let the decode rank of a prompt load the blocks that the pool has of it."""
+        """Let the decode rank of a prompt load the blocks that the pool has of it.
+
+        It is told again when there are an eighth more of those that were missing: a hint names all blocks.
+        """
         has_place = record.request_id in self._state  # it may have lost its decode rank
         blocks = self.room.written(record, now) if self._prefetches and has_place and record.keys else []
-        if blocks:
+        missing = len(record.load) + len(record.store) - record.hinted
+        if len(blocks) - record.hinted >= max(1, missing / 8):
+            record.hinted = len(blocks)
             num_tokens = len(blocks) * self._block_tokens
             self._emit(fx.Prefetch(record.decode, record.request_id, record.attempt, blocks, num_tokens))
 

@@ -212,12 +212,9 @@ class PrefillEnded(RequestEvent, frozen=True):
 
 
 class ChunkStored(RequestEvent, frozen=True):
-    """Blocks of a StartPrefill are in the pool, while the rest of its prompt is computed.
+    """Blocks from number `first` of `store` on are in the pool, while the rest of the prompt is computed.
 
-    PrefillEnded names them again, so that nothing is lost with this report.
-
-    first       number of the first one within `store`
-    checksums   as in PrefillEnded
+    PrefillEnded names them again, so that nothing is lost with this report. checksums: as there.
     """
 
     first: int
@@ -225,10 +222,8 @@ class ChunkStored(RequestEvent, frozen=True):
 
 
 class RequestFailed(RequestEvent, frozen=True):
-    """A rank cannot finish a request.
-
-    may_still_write   bytes may still land in its places
-    for_good          another try would fail as well
+    """A rank cannot finish a request. for_good: another try would fail as well; may_still_write: bytes may
+    still land in its places.
     """
 
     reason: str
@@ -251,11 +246,8 @@ class DecodeLoaded(RequestEvent, frozen=True):
 
 
 class PromptComputed(RequestEvent, frozen=True):
-    """A prompt is computed and its first token drawn. Its loaded blocks are no longer read.
-
-    The rank can compute the next prompt. That of a StartPrefill stores this one's last blocks meanwhile.
-
-    computed_tokens, compute_s, load_s, loaded_blocks   as in PrefillEnded
+    """A prompt is computed, and its loaded blocks are no longer read. The rank can compute the next one: that
+    of a StartPrefill stores this one's last blocks meanwhile. Fields: as in PrefillEnded.
     """
 
     computed_tokens: int
@@ -281,8 +273,7 @@ class DecodeEnded(RequestEvent, frozen=True):
 
 
 class Preempted(BranchEvent, frozen=True):
-    """A rank that decodes had no free page and has dropped a branch of a request: all of its tokens are to be
-    prefilled.
+    """A rank that decodes had no free page and has dropped a branch: all of its tokens are to be prefilled.
 
     may_still_write  bytes may still land in the places of a swap that has failed
     """
@@ -291,17 +282,11 @@ class Preempted(BranchEvent, frozen=True):
 
 
 class SwapWanted(BranchEvent, frozen=True):
-    """A rank that decodes has no free page. It asks where the KV of a request may go.
-
-    num_tokens   here: tokens whose KV the rank has
-    """
+    """A rank that decodes has no free page. It asks where the KV of a request, num_tokens of it, may go."""
 
 
 class Swapped(BranchEvent, frozen=True):
-    """The rank has written the blocks with places in GrantSwap, and dropped the request.
-
-    checksums   of each of these places, by layer
-    """
+    """The rank has written the blocks with places in GrantSwap, and dropped the request."""
 
     checksums: list[list[int]] = []
 

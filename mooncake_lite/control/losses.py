@@ -87,6 +87,7 @@ class Losses:
         if found is None:
             return False
         record.decode, tbt_s = found
+        record.hinted = 0
         self._state.move(record.request_id, record.decode)
         self._emit(fx.Moved(record.request_id, record.attempt, record.decode, tbt_s))
         return True

@@ -56,7 +56,7 @@ class Reports:
         elif not self._requests.is_sound(record):
             self._requests.lose(record, "its KV, or the rank that would decode it, is lost", now)
         else:
-            self._free_slot(record, now)
+            self._state.end_prefill(record.request_id, now)
             self._requests.keep_slots(record)
             self._decode(record, now)
 
@@ -115,18 +115,13 @@ class Reports:
             return
         if self._handover != "none":
             self._measured.slot(record, computed, now)
-            self._free_slot(record, now)
+            self._state.end_prefill(record.request_id, now)
             return
         self._measured.prefilled(record, computed, now)
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.COMPUTED):
             self._requests.move(record, Step.COMPUTED)
             record.resumed = True
-            self._free_slot(record, now)
-
-    def _free_slot(self, record: RequestRecord, now: float) -> None:
-        """Free the prefill slot of a request, unless an earlier report has."""
-        if record.request_id in self._state and self._state.is_prefilling(record.request_id):
             self._state.end_prefill(record.request_id, now)
 
     def on_decode_ended(self, ended: ev.DecodeEnded, now: float) -> None:

@@ -89,6 +89,7 @@ class RequestRecord:
         load            blocks of the reused prefix, in order
         store           blocks that prefill writes; load + store are all full blocks
         tail            place of the partial block at the end
+        hinted          blocks of load + store that its decode rank can load already, as it was told
         kept            where its KV is after it was swapped out, until it is resumed
         loads           numbers of the LoadBlocks that the request waits for
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
@@ -130,6 +131,7 @@ class RequestRecord:
     load: list[BlockRef] = field(default_factory=list)
     store: list[BlockRef] = field(default_factory=list)
     tail: BlockRef | None = None
+    hinted: int = 0
     kept: Kept | None = None
     cached: dict[str, int] = field(default_factory=dict)
     loads: set[int] = field(default_factory=set)
@@ -194,7 +196,7 @@ class RequestRecord:
         self.worker = -1
         self.load, self.store, self.tail, self.kept, self.cached = [], [], None, None, {}
         self.loads, self.promoted = set(), []
-        self.bad_blocks = self.grant = 0
+        self.bad_blocks = self.grant = self.hinted = 0
 
     @property
     def reads(self) -> list[BlockRef]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -56,7 +57,10 @@ def layer_groups(layers: int, room: int) -> list[slice]:
 
 
 class Incoming:
-    """A load by layers. Reading begins at once; `need` puts layers into pages when they are needed."""
+    """A load by layers. Reading begins at once; `need` puts layers into pages when they are needed.
+
+    waited_s   how long it has kept the pass waiting
+    """
 
     def __init__(
         self, engine: ComputeEngine, staging: StagingBlocks, transfers: TransferEngine, load: LayerLoad
@@ -67,7 +71,7 @@ class Incoming:
         self._left = deque(layer_groups(layout.layers, room))
         self._free = deque(load.halves)
         self._flying: deque[tuple[slice, int, Batch]] = deque()
-        self._landed = 0
+        self._landed, self.waited_s = 0, 0.0
         self._sums: list[list[int]] = [[] for _ in load.places]
         self._fill()
 
@@ -85,6 +89,7 @@ class Incoming:
 
     def need(self, layer: int) -> None:
         """Return when a layer is in its pages. Raises LayersLost."""
+        began = time.perf_counter()
         while self._landed <= layer:
             layers, half, batch = self._flying[0]
             try:
@@ -95,6 +100,7 @@ class Incoming:
             self._land(layers, half)
             self._free.append(half)
             self._fill()
+        self.waited_s += time.perf_counter() - began
 
     def _land(self, layers: slice, half: int) -> None:
         parts = self._staging.part(half, len(self._load.places), layers)

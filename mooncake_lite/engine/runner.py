@@ -48,6 +48,7 @@ class Runner:
         self._copier = ThreadPoolExecutor(1, "copier")
         self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
         self._leaving: dict[int, Future[TransferEnded]] = {}
+        self._waited_s = 0.0  # for layers, in the pass under way
         if transfers is not None and staging is not None:
             self._halves, self._puts = (Flights(transfers, staging.layout) for _ in range(2))
 
@@ -62,12 +63,12 @@ class Runner:
             targets = [growth.pages[0] for growth in copies]
             self.engine.copy_pages([growth.copies for growth in copies if growth.copies is not None], targets)
         began = time.perf_counter()
-        lost = None
+        lost, self._waited_s = None, 0.0
         try:
             drawn, scores = self._compute(step, moved) if step.chunks else ([], [])
         except LayersLost as error:
             drawn, scores, lost = [], [], error.ended
-        compute_s = time.perf_counter() - began
+        compute_s = time.perf_counter() - began - self._waited_s
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
             return Result(step, tokens, compute_s=compute_s, logprobs=logprobs, scores=scores)
@@ -96,6 +97,11 @@ class Runner:
         finally:
             for one in behind:
                 one.reached(staging.layout.layers)
+            self._waited_s = incoming.waited_s if incoming is not None else 0.0
+
+    def close(self) -> None:
+        """End the copying thread, before the staging memory goes."""
+        self._copier.shutdown(cancel_futures=True)
 
     def _wait(self) -> None:
         """Wait for a copy or a transfer, for WAIT_S at most. Copies of a transfer are done meanwhile."""

@@ -151,6 +151,7 @@ def work(process: RankProcess) -> int:
         process.file.write("stopped", stop.reason)
         hard_exit(0)
     transfers.close()
+    part.release()
     neighbours.conductor.close()
     return process.leave(stop.reason, partial(world.finish, lost=transfers.has_lost))
 
@@ -194,6 +195,9 @@ class _Store:
         """Tell whether the others have left already."""
         return self._role.may_leave
 
+    def release(self) -> None:
+        """Hold nothing that keeps the segment."""
+
     @property
     def still_reading(self) -> bool:
         """Tell whether the segment is in use and may not be unmapped."""
@@ -227,7 +231,9 @@ class _Compute:
             rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone,
             near.new_term,
         )  # fmt: skip
-        runner: StepRunner = Runner(engine, blocks, start.transfers)
+        own = Runner(engine, blocks, start.transfers)
+        self.release = own.close
+        runner: StepRunner = own
         if start.tracer is not None:
             trace = ComputeTrace(start.tracer, config.roles)
             trace.watch(near.conductor, start.transfers)

@@ -7,6 +7,7 @@ Made by `assemble.py` under --trace; without it none of this exists. `computing/
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -47,7 +48,7 @@ class RankTrace:
         self.requests = Spans(tracer, REQUESTS)
         self.transfers = Spans(tracer, TRANSFERS)
         self._roles = roles
-        self._num_batches = 0
+        self._batches = itertools.count(1)
 
     def watch(self, conductor: Spoke, transfers: TransferEngine) -> None:
         """Begin to note messages and transfers."""
@@ -93,8 +94,7 @@ class RankTrace:
 
     def submitted(self, batch: Batch, began_ns: int, name: str = "", request_id: str = "") -> None:
         """Open the span of a batch. The thread that ends the batch closes it."""
-        self._num_batches += 1
-        number = self._num_batches
+        number = next(self._batches)
         args = self._moved(batch) | ({"request": request_id} if request_id else {})
         self.transfers.open(number, name or batch.transfers[0].op, began_ns, args)
         batch.add_done_callback(lambda ended: self.transfers.close(number, _failed(ended)))

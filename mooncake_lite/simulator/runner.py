@@ -60,7 +60,7 @@ class VirtualRunner:
         saved = [self._sums(self._slots[save.slot]) for save in step.saves]
         for put in step.puts:
             blocks = [self._slots[slot] for slot in put.slots]
-            left = partial(self._left, self._ended_puts, put.put, put.places, blocks)
+            left = partial(self._left, self._ended_puts, put.put, put.places, partial(list, blocks))
             world.hardware.write(self._number, put.places, left)
         for growth in step.grow:
             if growth.copies is not None:
@@ -73,18 +73,18 @@ class VirtualRunner:
         for group in step.writes:
             if group.behind:  # the other layers have left by then
                 count = -(-len(group.places) // world.memory.layers)
-                world.clock.at(ends_at, partial(self._write, group, count, self._blocks(group)))
+                world.clock.at(ends_at, partial(self._write, group, count))
         return ends_at
 
     def _blocks(self, group: WriteGroup) -> list[Content]:
         """Return what the blocks of a group hold now."""
         size = self._per_block
-        return [self._kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
+        found = [self._kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
+        return self._kept(group.half, found)
 
-    def _write(self, group: WriteGroup, count: int, blocks: list[Content] | None = None) -> None:
-        """Begin to write a group; it takes as long as `count` blocks."""
-        blocks = self._kept(group.half, self._blocks(group) if blocks is None else blocks)
-        left = partial(self._left, self._ended_halves, group.half, group.places, blocks)
+    def _write(self, group: WriteGroup, count: int) -> None:
+        """Begin to write a group; it takes as long as `count` blocks. They are copied as late as may be."""
+        left = partial(self._left, self._ended_halves, group.half, group.places, partial(self._blocks, group))
         if self._number not in self._world.dead:
             self._world.hardware.write(self._number, group.places[:count], left)
 
@@ -194,13 +194,17 @@ class VirtualRunner:
         return blocks if self._world.clock.now >= self._late_until[half] else [NOTHING] * len(blocks)
 
     def _left(
-        self, ended: list[TransferEnded], number: int, places: Sequence[BlockRef], blocks: list[Content]
+        self,
+        ended: list[TransferEnded],
+        number: int,
+        places: Sequence[BlockRef],
+        copied: Callable[[], list[Content]],
     ) -> None:
         """End a write. One that has failed leaves some of its places as they were."""
         world = self._world
         if self._number in world.dead:
             return
-        fails = world.dice.random() < world.faults.write_fails
+        fails, blocks = world.dice.random() < world.faults.write_fails, copied()
         for place, block in zip(places, blocks):
             if not (fails and world.dice.random() < 0.5):
                 world.memory.write(place, block)

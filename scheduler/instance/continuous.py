@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 
 from scheduler.instance.chunked import chunk_sizes, whole_prompts
-from scheduler.instance.job import PREFILL
+from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.state import State
 from scheduler.instance.step import Admission, Chunk, Growth
@@ -30,7 +30,8 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     loading, active, prefills = state.loading is not None, state.num_active, state.num_prefills
     reserved = state.num_next_pages()
     for task in state.waiting:
-        sequences, prefill = len(task.branches) * (not task.is_prefetch), PREFILL in task.job.duties
+        sequences = 0 if task.is_prefetch else len(task.branches)
+        prefill = PREFILL in task.job.duties
         if (active and active + sequences > limits.sequences) or (prefill and prefills >= limits.prefills):
             break
         match = _match(state, task, draft)
@@ -44,14 +45,20 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
         if pages is None:
             break
         shared, taken = pages
-        by_layers = loads and prefill and _by_layers(state, task, shared)
+        by_layers = loads and _by_layers(state, task, shared)
         chosen.append(Admission(task.id, shared + taken, len(shared), loads, by_layers))
-        loading, active, prefills = loading or loads, active + sequences, prefills + prefill
+        loading = loading or (loads and not by_layers)
+        active, prefills = active + sequences, prefills + prefill
     return chosen
 
 
 def _by_layers(state: State, task: Task, shared: Seq[int]) -> bool:
-    """Tell whether the blocks that a task loads come in by layers: one layer of all fits into a half."""
+    """Tell whether the blocks that a task loads come in by layers: one layer of all fits into a half.
+
+    Not where the rank decodes: its running batch would wait for them.
+    """
+    if DECODE in state.duties:
+        return False
     limits, count = state.limits, len(task.job.load) - state.blocks_in(shared)
     return bool(limits.layers) and limits.least <= count <= state.staging.half_blocks * limits.layers
 

@@ -27,7 +27,7 @@ class Loaded(JobOutcome):
 
     shared   tokens whose KV lay in pages of this rank already
     blocks   number of blocks that were read: the last ones of Job.load, or none
-    beside   they were read beside a forward pass, so that how long that took is not known
+    beside   they were read beside a forward pass: load_s is what that had to wait for them
     """
 
     load_s: float

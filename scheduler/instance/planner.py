@@ -99,7 +99,9 @@ def begin(state: State, step: Step) -> None:
         task.read += count
     for out in step.writes:
         task, count = state.tasks[out.job], len(out.places)
-        state.staging.occupy(out.half, HalfUse("writing", task, out.first, count))
+        pages = () if task in state.swapping else out.pages
+        state.pages.share(pages)
+        state.staging.occupy(out.half, HalfUse("writing", task, out.first, count, pages))
         task.copied += count
     state.staging.take_slots([save.slot for save in step.saves])
     for put in step.puts:
@@ -160,6 +162,7 @@ def _arrive(state: State, job: Job) -> list[Outcome]:
     num_tokens = len(task.sequence.token_ids)
     if task.is_prefetch and (task.id in state.tasks or num_tokens < state.prefix.unit_tokens):
         return []
+    said = _drop_prefetches(state, job)
     assert task.id not in state.tasks, f"{task.id} is here already"
     assert state.serves(job), f"{job.id}: {set(job.duties)} of {set(state.duties)}"
     needed = state.pages.needed(num_tokens)
@@ -168,8 +171,15 @@ def _arrive(state: State, job: Job) -> list[Outcome]:
         return [Failed(task.id, reason, for_good=True)]
     state.name_blocks(task, num_tokens)
     state.tasks[task.id] = task
-    state.waiting.append(task)
-    return []
+    ahead = [other for other in state.waiting if task.is_prefetch or not other.is_prefetch]
+    state.waiting.insert(len(ahead), task)  # prefetches wait behind all others
+    return said
+
+
+def _drop_prefetches(state: State, job: Job) -> list[Outcome]:
+    """End the prefetches of a request that wait, because a longer one or the request itself has come."""
+    old = [task for task in state.waiting if task.is_prefetch and task.id[:2] == job.id[:2]]
+    return [outcome for task in old for outcome in _cancel_task(state, task)]
 
 
 def _cancel(state: State, event: Cancelled) -> list[Outcome]:

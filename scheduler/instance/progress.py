@@ -64,10 +64,10 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     if result.passes:
         said += _leapt(state, result)
     if step.ahead is not None:
-        said += _came_in(state, step.ahead, result.lost, now)
+        said += _came_in(state, step.ahead, result, now)
     if result.lost is None:
         said += _tokens(state, result, now)
-    if result.step.chunks or not state.running:
+    if (result.step.chunks and result.lost is None) or not state.running:
         state.passed_at = now if state.running else None
     postponed, state.postponed = state.postponed, []
     for half in [*postponed, *result.halves]:
@@ -104,6 +104,7 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
     """
     if task.by_layers:
         task.sequence.num_computed = min(task.to_load * state.block_tokens, task.most_reused)
+        task.saved = task.sequence.num_computed // state.block_tokens
         state.prefilling.append(task)
         return []
     reused = max(task.landed * state.block_tokens, task.shared)
@@ -125,14 +126,14 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
     return [Loaded(task.id, task.load_s, task.shared, blocks)]
 
 
-def _came_in(state: State, load: LayerLoad, lost: TransferEnded | None, now: float) -> list[Outcome]:
+def _came_in(state: State, load: LayerLoad, result: Result, now: float) -> list[Outcome]:
     """Apply the end of a load by layers. If it has failed, its blocks are computed."""
-    task = state.tasks[load.job]
+    task, lost = state.tasks[load.job], result.lost
     task.by_layers = False
+    task.load_s = now - task.load_began - result.compute_s
     if lost is None:
         blocks, task.read, task.landed = task.to_load - task.landed, task.to_load, task.to_load
-        task.saved = task.sequence.num_computed // state.block_tokens
-        return [Loaded(task.id, 0.0, task.shared, blocks, beside=True)]
+        return [Loaded(task.id, task.load_s, task.shared, blocks, beside=True)]
     for half in load.halves:
         state.staging.free(half, now + LATE_S if lost.may_still_land else 0.0)
     task.to_load = task.landed
@@ -295,6 +296,7 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
         return []
     late = ended.may_still_land and use.kind == "reading"
     state.staging.free(ended.number, now + LATE_S if late else 0.0)
+    state.pages.give_back(use.pages)
     if task is None:
         return []
     if use.kind == "reading":

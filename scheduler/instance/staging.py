@@ -6,6 +6,7 @@ of blocks occupies it, from before its first byte until after its last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,12 +25,15 @@ class HalfUse:
     task    that owns the blocks; None: the task was cancelled, and only the transfer has to end
     first   number of the first block within job.load or Task.out
     count   number of blocks
+    pages   that are copied into it, and may have no other user any more: a sequence that finds its tokens in
+            the prefix cache leaves its own pages
     """
 
     kind: Literal["reading", "landed", "writing"]
     task: Task | None
     first: int
     count: int
+    pages: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -141,8 +141,9 @@ class State:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of tasks that wait for pages or for their blocks."""
-        return len(self.waiting) + (self.loading is not None)
+        """Return the number of tasks that wait for pages or for their blocks, without prefetches."""
+        waiting = (*self.waiting, *([self.loading] if self.loading is not None else []))
+        return sum(not task.is_prefetch for task in waiting)
 
     def offering(self) -> Iterator[Task]:
         """Yield the tasks that offer the blocks that they fill, those that wait for it to end first."""
@@ -265,6 +266,7 @@ class State:
             task.check()
             self._check_pages(task)
         users = Counter(page for task in staged for page in task.sequence.pages)
+        users.update(page for use in self.staging.halves if use is not None for page in use.pages)
         assert users == self.pages.used, "the pages count other users than there are"
         self.pages.check()
         self.prefix.check()

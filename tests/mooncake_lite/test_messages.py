@@ -39,8 +39,8 @@ def test_every_event_of_a_rank_but_its_hello_reaches_the_conductor_as_it_is() ->
 def test_every_order_reaches_its_rank_as_it_is() -> None:
     compute, store = set(get_args(m.TO_COMPUTE)), set(get_args(m.TO_STORE))
     assert {*STARTED} == {*get_args(m.StartOrder)} == {*get_args(fx.StartOrder)}
-    told = {m.Start, m.GatewayAt, m.MarkLost, m.Stop}
-    assert (compute | store | {*STARTED}) - told == {*get_args(fx.Order)}
+    told = {m.Start, m.PrefetchTokens, m.GatewayAt, m.MarkLost, m.Stop}
+    assert (compute | store | {*STARTED, fx.Prefetch}) - told == {*get_args(fx.Order)}
     assert compute & store == {m.MarkLost, m.Stop} == {fx.MarkLost, fx.Stop}
 
 

@@ -53,6 +53,11 @@ Order = (
 """Messages from the conductor to a computing rank about its work; NewTerm comes from the rank's heart."""
 
 
+MOST_STORING = 2
+"""Prompts that a rank stores when it asks for the next one. With more, stores are slower than computing, and
+the next prompt had better wait where policies see it."""
+
+
 Digest = Callable[[Sequence[int]], int]
 
 
@@ -173,7 +178,7 @@ class ComputingRank:
     def _drop_all(self, term: int, now: float) -> list[Told]:
         """Drop all work. A transfer under way ends first: a new conductor may give its places away."""
         self.term = term
-        for request_id, attempt in {task.id[:2] for task in self.state.tasks.values()}:
+        for request_id, attempt in dict.fromkeys(task.id[:2] for task in self.state.tasks.values()):
             self._tell(on(self.state, Cancelled(request_id, attempt), now))
         return self._with_pages([], now)
 
@@ -264,7 +269,7 @@ class ComputingRank:
             return m.DecodeLoaded(*self._about(loaded.job), loaded.load_s, loaded.blocks)
         return None
 
-    def _computed(self, computed: outcomes.Computed) -> m.Message:
+    def _computed(self, computed: outcomes.Computed) -> m.Message | None:
         opened = self._of(computed.job)
         order = opened.start.order
         assert not isinstance(order, m.StartDecode)
@@ -278,6 +283,8 @@ class ComputingRank:
             self.counters["prefix_cache_queries_total"] += computed.tokens + computed.loaded
             for tier, tokens in opened.reused.items():
                 self.reused[tier] += tokens
+        if len(self.state.storing) > MOST_STORING:
+            return None
         return m.PromptComputed(
             *self._about(computed.job), computed.tokens, computed.compute_s, opened.load_s, opened.loaded
         )

@@ -215,7 +215,7 @@ def test_ranks_of_every_role_conductors_and_gateways_die_in_these_worlds() -> No
         if any(isinstance(effect, fx.Reject) and "no rank is left" in effect.reason for effect in effects):
             missing.discard("no rank is left")
 
-    for seed in range(60):
+    for seed in (4, 8, 10, 36, 85, *range(200)):  # the first ones find all
         world = World.drawn(seed, num_requests=40, faults=DEATHS, observe=observe)
         world.run()
         missing.difference_update({"conductor"} if world.term > 1 else ())

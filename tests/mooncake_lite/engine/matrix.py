@@ -56,8 +56,8 @@ class Cell:
         """Tell whether such a cluster exists: blocks and swapped KV need a pool, pages need sharing."""
         if self.mode == "split" and (self.source in ("DRAM", "HDF5") or self.preemption == "swap"):
             return False
-        if self.moves == "layers" and self.mode == "colocated" and self.source != "DRAM":
-            return False  # no prompt comes in or leaves
+        if self.moves == "layers" and self.mode == "colocated":
+            return False  # its ranks decode: they would wait
         return self.source != "rank" or self.sharing != "off"
 
     @property

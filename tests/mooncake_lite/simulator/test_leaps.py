@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.setting import Setting
+from mooncake_lite.simulator.shapes import LAYOUT
 from mooncake_lite.simulator.world import World
 
 TOKENS_S = 0.001
@@ -63,12 +65,21 @@ def tight(seed: int) -> Setting:
     return replace(setting, shape=shape)
 
 
+def without_tail(event: ev.Event) -> ev.Event:
+    """An event without the checksums of a block that is partly filled: its last slots hold anything."""
+    if not isinstance(event, ev.Swapped):
+        return event
+    full = msgspec.structs.replace(event, checksums=event.checksums[:-1])
+    return full if (event.num_tokens - 1) % LAYOUT[2] else event
+
+
 def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Event]], World, int]:
     """Every event of a run with its time, the world, and the number of steps that stand for several."""
     events: list[tuple[float, ev.Event]] = []
     world = SteadyWorld(
-        setting, most_passes=most_passes, observe=lambda event, now, effects: events.append((now, event))
-    )
+        setting, most_passes=most_passes,
+        observe=lambda event, now, effects: events.append((now, without_tail(event))),
+    )  # fmt: skip
     leaps = 0
 
     for rank in world.ranks.values():
@@ -93,7 +104,7 @@ def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_
 ) -> None:
     kinds: Counter[str] = Counter()
     leaps = 0
-    for seed in range(12 if soak == 1 else 120):
+    for seed in (0, 1, 2, 3, 4, 5, 6, 16, 19, 34) if soak == 1 else range(120):  # some preempt, others swap
         single, slow, none = played(tight(seed), 1)
         leapt, fast, some = played(tight(seed), 64)
         assert none == 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler.instance import PREFILL, JobId, Limits, TransferEnded, begin, next_step, on
+from scheduler.instance import DECODE, PREFILL, JobId, Limits, TransferEnded, begin, next_step, on
 from scheduler.instance.outcomes import BadBlocks, Computed, Loaded, Prefilled
 from scheduler.instance.progress import LATE_S
 from scheduler.instance.step import Result, Step
@@ -119,4 +119,32 @@ def test_a_cancelled_prompt_leaves_nothing_before_its_prefix_came() -> None:
     rank.step()
     rank.cancel("a")
     assert list(steps(rank)) == []
+    rank.assert_idle()
+
+
+@pytest.mark.parametrize("limits", [Limits(16, prefills=2), Limits(16, prefills=2, layers=3)])
+def test_pages_that_are_being_copied_are_given_to_nobody_although_their_prompt_has_left_them(
+    limits: Limits,
+) -> None:
+    line = Line()
+    rank = line.rank(PREFILL, limits=limits, sharing="hash", num_pages=12)
+    for name, places in (("a", [1, 2]), ("b", [3, 4])):
+        rank.arrive(job(name, [PREFILL], range(8), store=places, salt=b"s"))
+    for _ in range(4):
+        rank.step()
+    copied = [set(group.pages) for group in rank.runner.flying_halves.values()]
+    left = set.union(*copied) - {page for task in rank.state.storing for page in task.sequence.pages}
+    if limits.layers:
+        assert left, "both found the same pages in the cache, and one left its own"
+    assert not left & set(rank.state.pages.free)
+    line.open = True
+    rank.settle()
+    assert [rank.pool[place] for place in (1, 2, 3, 4)] == [kv_of(range(8))[n : n + 4] for n in (0, 4)] * 2
+    rank.assert_idle()
+
+
+def test_the_blocks_of_a_rank_that_decodes_come_in_as_a_whole() -> None:
+    rank = Rank(PREFILL, DECODE, limits=LIMITS)
+    rank.arrive(job("a", [PREFILL, DECODE], range(12), load=in_pool(rank, range(8))))
+    assert not any(step.ahead for step in steps(rank))
     rank.assert_idle()

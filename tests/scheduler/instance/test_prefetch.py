@@ -151,3 +151,22 @@ def test_the_end_of_a_request_ends_its_prefetches() -> None:
     line.open = True
     assert reads(steps_until_idle(rank)) == []
     rank.assert_idle()
+
+
+def test_prefetches_wait_behind_all_others_and_the_longest_one_of_a_request_is_enough() -> None:
+    line = Line()
+    rank = line.rank(DECODE, sharing="hash")
+    places = in_pool(rank, range(16))
+    rank.arrive(prefetch("x", range(16), places))
+    rank.step()
+    for count in (1, 2, 3):
+        rank.arrive(prefetch("a", range(50, 66), places[:count]))
+    rank.arrive(prefetch("b", range(70, 78), places[:2]))
+    rank.arrive(decode("c", range(80, 90), places[:3]))
+    assert [task.id[::2] for task in rank.state.waiting] == [("c", 0), ("a", -3), ("b", -2)]
+    assert rank.arrive(decode("a", range(50, 67), places)) == [Prefetched(JobId("a", 0, -3), 0)]
+    assert [task.id[::2] for task in rank.state.waiting] == [("c", 0), ("a", 0), ("b", -2)]
+    assert rank.state.num_waiting == 2
+    line.open = True
+    steps_until_idle(rank)
+    rank.assert_idle()
