@@ -105,12 +105,12 @@ class EmulatedEngine:
         requests that ask for them.
         """
         due, drawn, seconds = time.perf_counter(), list[Drawn](), self._seconds(load_of(chunks))
+        ends = [self._extend(chunk) for chunk in chunks]
         if hook is not None:
-            for chunk in chunks if hook.moves else ():
-                self._extend(chunk)  # for layers that leave; after those that come in it is done again
             due, seconds = self._layers(hook, due, seconds), 0.0
-        for chunk in chunks:
-            last = self._extend(chunk)
+            if hook.moves:  # the layers before these tokens have come only now
+                ends = [self._extend(chunk) for chunk in chunks]
+        for chunk, last in zip(chunks, ends):
             drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
         if (left_s := due + seconds - time.perf_counter()) > 0:
             self._wait(left_s)
