@@ -199,7 +199,11 @@ COMMON = ("avx", "avx2", "fma", "f16c")
 
 
 @pytest.mark.parametrize(("model", "more", "width"), [("haswell", (), 0), ("alderlake", ("avxvnni",), 32)])
-def test_it_runs_on_processors_without_wide_vectors(model: str, more: tuple[str, ...], width: int) -> None:
+def test_it_runs_on_processors_without_wide_vectors(
+    model: str, more: tuple[str, ...], width: int, soak: int
+) -> None:
+    if more and soak == 1:
+        pytest.skip("compiles for half a minute; run by make soak")
     features = llvmlite.binding.get_host_cpu_features()
     wanted = (*COMMON, *more)
     if not all(features.get(name) for name in wanted):

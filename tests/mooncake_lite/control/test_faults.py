@@ -298,8 +298,8 @@ def test_the_world_notices_a_mistake_of_the_control_plane(
 
     with pytest.raises(WorldFailure, match=r"seed \d+: .*\n(.*\n)*the last \d+ events of \d+:"):
         run_all(
-            (117, 97, 89, 93, 96, 88, 121, 271, *range(70, 140))
-        )  # the first ones tell most, as worlds are drawn today
+            (117, 96, 93, 89, 72, 74, *range(70, 140))
+        )  # the first ones tell all, as worlds are drawn today
 
 
 @pytest.mark.parametrize("mistake", MISTAKES_ABOUT_LOSSES)
@@ -310,4 +310,4 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
     monkeypatch.setattr(owner, name, wrong)
 
     with pytest.raises(WorldFailure):
-        run_all((47, 22, 300, 381, *range(150)), DEATHS)  # the first ones tell most
+        run_all((22, 0, 47, 300, 13, 36, 85, 79, *range(150)), DEATHS)  # the first ones tell all
