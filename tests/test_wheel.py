@@ -42,7 +42,7 @@ def build_wheel(sources: Path, folder: Path) -> set[str]:
     run("-m", "pip", "wheel", ".", *options, "-w", str(folder), cwd=sources)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
-        assert file.read(DOCUMENT) == (ROOT / "docs/explain/paper.md").read_bytes()
+        assert file.read(DOCUMENT) == (ROOT / DOCUMENT).read_bytes()
         return set(file.namelist())
 
 

@@ -70,7 +70,7 @@ def control_config(
         survives=config.mpi_profile == "ft",
         wait_for_rank_s=config.wait_for_rank_s,
         verify=config.verify == "dram",
-        prefetches=config.overlap_transfers,
+        prefetches=config.overlap_transfers and config.prefix_sharing != "off",
         classes=config.service_classes,
         costs=costs,
         term=term,

@@ -1,7 +1,8 @@
-"""The long document that the demo asks about: docs/explain/paper.md, shortened to a number of tokens.
+"""The long document that the demo asks about: docs/explain/paper.md as it once was, shortened to some tokens.
 
-Called by `demo.story`. Knows nothing of HTTP. `document.txt` is a link to the page, so there is one copy of
-it, and an installed wheel carries it as package data. It is no .md: a page's links break outside its folder.
+Called by `demo.story`. Knows nothing of HTTP. `document.txt` is a copy that does not follow the page: drawn
+answers, and figures measured with it, would change with every word. It is no .md: a page's links break
+outside its folder.
 """
 
 from __future__ import annotations
