@@ -50,11 +50,7 @@ class Room:
         directory, owner = self._directory, record.request_id
         node = self._members.node_of(record.prefill)
         hits = directory.lookup(record.keys, record.digests, now, node=node, class_id=record.class_id)
-        if not record.fetch:
-            hits = self._near(hits, node)
-        if record.avoids_ssd:
-            hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
-        hits = hits[: record.most_blocks]
+        hits = self._usable(record, hits, node)
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         directory.lease(owner, in_dram, now, now + LEASE_S)
         record.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
@@ -81,6 +77,14 @@ class Room:
                 break
             found.append(replace(ref, check=check_of(ref.object_id, now, always=True)))
         return list(itertools.takewhile(lambda ref: ref.check, found))
+
+    def _usable(self, record: RequestRecord, hits: list[Found], node: int) -> list[Found]:
+        """Keep the leading blocks that a request may reuse."""
+        if not record.fetch:
+            hits = self._near(hits, node)
+        if record.avoids_ssd:
+            hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
+        return hits[: record.most_blocks]
 
     def _near(self, hits: list[Found], node: int) -> list[Found]:
         """Keep the leading blocks that are in DRAM of a node."""
@@ -176,8 +180,7 @@ class Room:
         """
         node = self._members.node_of(record.prefill)
         hits = self._directory.lookup(record.keys, record.digests, now, node=node, touch=False)
-        if not record.fetch:
-            hits = self._near(hits, node)
+        hits = self._usable(record, hits, node)
         pinned = sum(isinstance(hit, PoolObject) and hit.hard_pinned() for hit in hits)
         blocks = -(-record.num_tokens // self._block_tokens)
         only = self._only_segment(record)

@@ -195,7 +195,8 @@ class Clients:
 
     def _ends_here(self, request: Request) -> bool:
         """Tell whether a request is over for its gateway: the client has everything, or has left."""
-        everything = len(request.whole | request.left) == request.n
+        shown = request.whole if request.released or not self._withholds else set()
+        everything = len(shown | request.left) == request.n
         if request.told:
             outcome = "failed" if request.told == ["Fail"] else "rejected"
         elif everything and not request.cancelled:
