@@ -6,7 +6,8 @@ processes and no models. Explained in docs/explain/modes.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +21,11 @@ DUTIES: dict[str, tuple[str, ...]] = {
     "decode": ("decode",),
     "compute": ("prefill", "decode"),
     "store": ("store",),
+    "stage": (),
 }
-"""What a rank of each role does."""
+"""What a rank of each role does; a stage: what the first rank of its pipeline, a prefill rank, tells it."""
 
-COMPUTE_ROLES = tuple(role for role in ROLES if role != "store")
+COMPUTE_ROLES = (*(role for role in ROLES if role != "store"), "stage")
 """Roles whose ranks have an engine."""
 
 BY_MODE = -1
@@ -110,6 +112,15 @@ def _instead(name: str, mode: Mode, role: str) -> str:
         others = " or ".join(f"--mode {other}" for other, one in MODES.items() if role in one.ranks)
         return f"leave --{role} out, or use {others}"
     return "use " + " and ".join(f"--{other} N" for other in mode.ranks if other in COMPUTE_ROLES)
+
+
+def pipeline_of(roles: Sequence[str], rank: int) -> list[int]:
+    """Return the ranks of a rank's instance, first stage first: the rank alone where there is no pipeline."""
+    first = rank
+    while roles[first] == "stage":
+        first -= 1
+    following = itertools.takewhile(lambda other: roles[other] == "stage", range(first + 1, len(roles)))
+    return [first, *following]
 
 
 POOL_OPTIONS = (

@@ -98,6 +98,23 @@ def check_engine(config: ServeConfig) -> None:
             )
 
 
+def check_pipelines(config: ServeConfig) -> None:
+    """Raises ConfigError for pipelines that the prefill ranks cannot form, or that could not work."""
+    size = config.pipeline_parallel_size
+    if size == 1:
+        return
+    named = f"pipeline_parallel_size={size}"
+    if not config.prefill:
+        raise ConfigError(f"{named}: mode={config.mode} has no prefill ranks; use --mode pooled or split")
+    if size < 1 or config.prefill % size:
+        sizes = [str(one) for one in range(1, config.prefill + 1) if config.prefill % one == 0]
+        raise ConfigError(f"{named} does not divide prefill={config.prefill}: use {' or '.join(sizes)}")
+    if not config.enable_chunked_prefill:
+        raise ConfigError(f"{named} needs chunks, on which its ranks work at once; enable_chunked_prefill")
+    if config.layerwise == "on":
+        raise ConfigError(f"{named} moves whole blocks; use layerwise=auto")
+
+
 def check_batch_invariant(batch_invariant: bool, dtype: str, device: str) -> None:
     """Raises ConfigError when there are no batch-invariant kernels for this dtype on this device."""
     if batch_invariant and (dtype, device) != ("float32", "cpu"):
@@ -163,6 +180,8 @@ class ServeConfig:
         waits for it.
     overlap_transfers: Store the blocks of a prompt while its next chunk, or the next prompt, is computed, and
         load them on the decode rank meanwhile. Without, a rank computes no prompt while it stores.
+    pipeline_parallel_size: Prefill ranks that compute a prompt together: each holds some of the layers, and
+        they work on successive chunks at once. Must divide --prefill.
     layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead, its last blocks leave
         behind it. auto: what has two blocks or more; on: everything; off: only blocks move.
     max_queue: Requests that may wait. Further ones are refused with 429.
@@ -244,6 +263,7 @@ class ServeConfig:
     max_num_partial_prefills: int = 1
     enable_chunked_prefill: bool = True
     overlap_transfers: bool = True
+    pipeline_parallel_size: int = 1
     layerwise: Literal["auto", "on", "off"] = "auto"
     max_queue: int = 64
     policy: str = "kvcache-centric"
@@ -273,6 +293,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         self._check_choices()
         self._apply_mode()
+        check_pipelines(self)
         for name, least, end, wanted in _RANGES:
             if not least <= getattr(self, name) < end:
                 raise ConfigError(f"{name}={getattr(self, name)}: {wanted}")
@@ -340,8 +361,19 @@ class ServeConfig:
 
     @property
     def roles(self) -> list[str]:
-        """Role of each MPI rank: the conductor's, then those of ROLES in their order."""
-        return ["steward", *(role for role in ROLES for _ in range(getattr(self, role)))]
+        """Role of each MPI rank: rank 0's, then those of ROLES in their order, pipelines one by one."""
+        stages = [role for _ in range(self.prefill_instances) for role in ("prefill", *self._stages)]
+        others = [role for role in ROLES[1:] for _ in range(getattr(self, role))]
+        return ["steward", *stages, *others]
+
+    @property
+    def _stages(self) -> list[str]:
+        return ["stage"] * (self.pipeline_parallel_size - 1)
+
+    @property
+    def prefill_instances(self) -> int:
+        """Prefill instances: a rank each, or a pipeline of several."""
+        return self.prefill // self.pipeline_parallel_size
 
     def role_of(self, rank: int) -> str:
         """Role of an MPI rank."""

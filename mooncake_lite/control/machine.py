@@ -11,6 +11,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from msgspec.structs import replace
+
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
@@ -61,6 +63,9 @@ class Control:
         self._commands = Commands(books)
         self._losses = Losses(books, self.requests, self.dispatcher)
         self._succession = Succession(books, self._pool, self.dispatcher, self._end_rank)
+        self._gone = {lost.rank: lost for lost in config.lost}
+        for rank in list(self._gone):
+            self._end_instance(rank, 0.0)
         self._handlers = self._all_handlers(Reports(books, self._pool, self.requests, self.dispatcher))
 
     def _all_handlers(self, reports: Reports) -> dict[type, Callable[[Any, float], None]]:
@@ -188,7 +193,7 @@ class Control:
         duties = [duty for duty in joined.duties if duty != "store"]
         if duties:
             self.state.add_instance(joined.instance, joined.node, duties, joined.slots)
-        if joined.segment_bytes or not duties:
+        if joined.segment_bytes or "store" in joined.duties:
             saves = self.config.saves and duties and self.members.stores
             saver = self.members.keeper_of(joined.rank) if saves else None
             self.directory.add_segment(
@@ -199,10 +204,28 @@ class Control:
     def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
         """Go on without a rank. Before all ranks were ready, and without rank 0, the cluster cannot."""
         reason = f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}"
-        if lost.rank and self.config.survives and self.members.was_ready:
-            self._losses.apply(lost.rank, reason, lost.ended, now)
-        else:
+        if not (lost.rank and self.config.survives and self.members.was_ready):
             self._stop(reason, 0.0, True)
+            return
+        self._gone[lost.rank] = lost
+        for rank in self._end_instance(lost.rank, now):
+            one = self._gone[rank]
+            reason = f"rank {rank} ({self.members.role_of(rank)}) {one.reason}"
+            self._losses.apply(rank, reason, one.ended, now)
+
+    def _end_instance(self, lost: int, now: float) -> list[int]:
+        """Kill the other ranks of a pipeline. Returns those to take out of the books, once all have ended."""
+        ranks = self.config.instance_of(lost)
+        alive = [rank for rank in ranks if rank not in self._gone]
+        for rank in alive:
+            self._end_rank(rank, f"rank {lost} of its pipeline is lost", now)
+        if alive:
+            return []
+        if not all(
+            self._gone[rank].ended for rank in ranks
+        ):  # others may write what the first one was granted
+            self._gone[ranks[0]] = replace(self._gone[ranks[0]], ended=False)
+        return [rank for rank in reversed(ranks) if rank not in self.members.lost]
 
     def _end_rank(self, rank: int, reason: str, now: float) -> None:
         """Have a rank killed that does not do what it should. It counts as lost when it has ended."""

@@ -12,7 +12,8 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
-from mooncake_lite.model.sizes import block_layout, num_pages
+from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages
+from mooncake_lite.model.stages import WHOLE, Stage
 from mooncake_lite.profiles.file import profile_of
 
 if TYPE_CHECKING:
@@ -32,21 +33,31 @@ class Starting(Protocol):
 
 
 def build_engine(
-    config: ServeConfig, folder: Path, model_config: ModelConfig, threads: int, progress: Starting
+    config: ServeConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    threads: int,
+    progress: Starting,
+    stage: Stage = WHOLE,
 ) -> ComputeEngine:
-    """Build the engine that the configuration asks for.
+    """Build the engine that the configuration asks for, of the layers of a stage.
 
     threads   set in the environment before this is called: Numba reads it when it is imported
 
     Raises ModelError when the folder cannot be used, ConfigError when the profile does not fit the model.
     """
     if config.engine == "emulated":
-        return emulated_engine(config, folder, model_config)
-    return real_engine(config, folder, model_config, threads, progress)
+        return emulated_engine(config, folder, model_config, stage)
+    return real_engine(config, folder, model_config, threads, progress, stage)
 
 
 def real_engine(
-    config: ServeConfig, folder: Path, model_config: ModelConfig, threads: int, progress: Starting
+    config: ServeConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    threads: int,
+    progress: Starting,
+    stage: Stage = WHOLE,
 ) -> Engine:
     """Compile the kernels, load the model, and run a tiny request. See build_engine."""
     from kernels_numba.ahead import compile_ahead, steps_of
@@ -61,15 +72,22 @@ def real_engine(
     if use is not None:
         compile_ahead(steps_of(use), progress.compiling)
     progress.starting("loading the model")
-    model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant)
-    engine = Engine(model, num_pages(config, model_config), config.block_size, config.kv_codec)
+    model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant, stage)
+    engine = Engine(model, num_pages(config, model_config, stage), config.block_size, config.kv_codec)
     progress.starting("warming up")
     warm_up(engine)
     return engine
 
 
-def emulated_engine(config: ServeConfig, folder: Path, model_config: ModelConfig) -> EmulatedEngine:
+def emulated_engine(
+    config: ServeConfig, folder: Path, model_config: ModelConfig, stage: Stage = WHOLE
+) -> EmulatedEngine:
     """Build an engine that sleeps by its profile. See build_engine."""
-    profile = profile_of(config, folder, model_config)
-    layout, pages = block_layout(config, model_config), num_pages(config, model_config)
-    return EmulatedEngine(layout, pages, model_config.vocab_size, profile.compute.seconds)
+    compute, part = profile_of(config, folder, model_config).compute, stage.part_of(model_config)
+    return EmulatedEngine(
+        block_layout(config, part),
+        num_pages(config, model_config, stage),
+        model_config.vocab_size,
+        lambda load: compute.seconds(load) * part.layers / model_config.layers,
+        hidden_nbytes=hidden_nbytes(config, model_config),
+    )

@@ -5,7 +5,6 @@ Used by `runner.py` and `staging.py`. Loads neither torch nor kernels. Explained
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +13,15 @@ import numpy as np
 
 from mooncake_lite.messages import Logprobs
 from mooncake_lite.model.layer_hook import LayerHook
-from scheduler.instance.step import Chunk, TransferEnded
+from scheduler.instance.step import Chunk, Late, TransferEnded
 
-OnMoved = Callable[[Seq[TransferEnded]], object]
-"""Is told which transfers of halves have ended while chunks are computed."""
+
+class OnMoved(Protocol):
+    """Is told which transfers of halves have ended, and which tokens come late, while chunks are computed."""
+
+    def __call__(self, halves: Seq[TransferEnded], late: Seq[Late] = ()) -> object:
+        """Take them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,23 @@ class ComputeEngine(Protocol):
         ...
 
     def compute(
-        self, chunks: Seq[Chunk], hook: LayerHook | None = None
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
     ) -> tuple[list[Drawn], list[list[Logprobs]]]:
         """Compute all chunks in one pass. hook: called at each layer.
 
+        hidden   on a later stage of a pipeline: what `pass_on` of the stage before has returned
+
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order.
+        """
+        ...
+
+    def pass_on(
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Do as `compute` on a stage that is not the last one.
+
+        Returns hidden states for the next stage: a row of bytes for each token, (tokens, nbytes) uint8.
         """
         ...
 

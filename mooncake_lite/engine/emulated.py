@@ -6,6 +6,7 @@ kernels. Explained in docs/explain/emulation.md.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -54,9 +55,10 @@ def emulated_token(digest: int, draw: Draw, vocab_size: int) -> int:
 class EmulatedEngine:
     """Stands in for engine.Engine on one rank.
 
-    layout      of pool blocks, the real model's; without a codec
+    layout      of pool blocks, the real model's; without a codec. Of a stage of a pipeline: of its layers
     seconds     what a forward pass takes, from a profile
     wait        sleeps (tests give another one)
+    hidden_nbytes   of the hidden states of a token; its digest is the first 8 bytes
 
     The KV of a token is the digest of its sequence up to it. In a block of the pool, each token's share of
     the block's bytes repeats it:
@@ -74,12 +76,14 @@ class EmulatedEngine:
         vocab_size: int,
         seconds: Callable[[PassLoad], float],
         wait: Callable[[float], None] = time.sleep,
+        hidden_nbytes: int = 8,
     ) -> None:
         self.layout = layout
         self.num_pages = num_pages
         self._vocab_size = vocab_size
         self._seconds = seconds
         self._wait = wait
+        self._hidden_nbytes = hidden_nbytes
         self._digests = np.zeros(num_pages * PAGE_TOKENS, np.uint64)
 
     @property
@@ -95,26 +99,44 @@ class EmulatedEngine:
     # ------------------------------------------------------------------------------ computing
 
     def compute(
-        self, chunks: Seq[Chunk], hook: LayerHook | None = None
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
     ) -> tuple[list[Drawn], list[list[Logprobs]]]:
         """Extend the digests of all chunks, and wait for as long as the pass takes.
 
         hook   called at each layer, and every LOOK_S of a long one
+        hidden   of the stage before, whose digests are taken as they are
 
         Returns a token for each draw of the chunks, in their order, and no logprobs: the gateway refuses
         requests that ask for them.
         """
-        due, drawn, seconds = time.perf_counter(), list[Drawn](), self._seconds(load_of(chunks))
-        ends = [self._extend(chunk) for chunk in chunks]
+        drawn = list[Drawn]()
+        for chunk, digests in zip(chunks, self._pass(chunks, hook, hidden)):
+            last = int(digests[-1])
+            drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
+        return drawn, []
+
+    def pass_on(
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Do the same on a stage that is not the last one. Returns a row for each token; see contract."""
+        digests = np.concatenate(self._pass(chunks, hook, hidden))
+        out = np.zeros((len(digests), self._hidden_nbytes), np.uint8)
+        out[:, :8] = digests[:, None].view(np.uint8)
+        return out
+
+    def _pass(
+        self, chunks: Seq[Chunk], hook: LayerHook | None, hidden: np.ndarray | None
+    ) -> list[np.ndarray]:
+        """Wait for as long as a pass takes. Returns the digests of each chunk's tokens."""
+        due, seconds = time.perf_counter(), self._seconds(load_of(chunks))
+        found = self._extend_all(chunks, hidden)
         if hook is not None:
             due, seconds = self._layers(hook, due, seconds), 0.0
             if hook.moves:  # the layers before these tokens have come only now
-                ends = [self._extend(chunk) for chunk in chunks]
-        for chunk, last in zip(chunks, ends):
-            drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
+                found = self._extend_all(chunks, hidden)
         if (left_s := due + seconds - time.perf_counter()) > 0:
             self._wait(left_s)
-        return drawn, []
+        return found
 
     def _layers(self, hook: LayerHook, due: float, seconds: float) -> float:
         """Wait for a pass, layer by layer, and longer where the hook waits. Returns when it is due to end."""
@@ -129,13 +151,22 @@ class EmulatedEngine:
             hook.after(layer)
         return due
 
-    def _extend(self, chunk: Chunk) -> int:
-        """Write the digests of a chunk's tokens. Returns the last one."""
+    def _extend_all(self, chunks: Seq[Chunk], hidden: np.ndarray | None) -> list[np.ndarray]:
+        """Write the digests of the chunks' tokens, and return them."""
+        if hidden is None:
+            found = [self._extended(chunk) for chunk in chunks]
+        else:
+            digests = hidden[:, :8].copy().view(np.uint64)[:, 0]
+            found = np.split(digests, np.cumsum([len(chunk.token_ids) for chunk in chunks])[:-1])
+        for chunk, digests in zip(chunks, found):
+            slots = [_slot(chunk.pages, position) for position in range(chunk.start, chunk.end)]
+            self._digests[slots] = digests
+        return found
+
+    def _extended(self, chunk: Chunk) -> np.ndarray:
+        """Return the digests of a chunk's tokens, uint64."""
         digest = int(self._digests[_slot(chunk.pages, chunk.start - 1)]) if chunk.start else FIRST
-        for position, token in enumerate(chunk.token_ids, chunk.start):
-            digest = digest_after(digest, token)
-            self._digests[_slot(chunk.pages, position)] = digest
-        return digest
+        return np.fromiter(itertools.accumulate(chunk.token_ids, digest_after, initial=digest), np.uint64)[1:]
 
     # ------------------------------------------------------------------------------ pages and blocks
 

@@ -59,17 +59,17 @@ class Engine:
     # ------------------------------------------------------------------------------ computing
 
     def compute(
-        self, chunks: Seq[Chunk], hook: LayerHook | None = None
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
     ) -> tuple[list[Drawn], list[list[Logprobs]]]:
-        """Compute the KV of the tokens of all chunks in one forward pass. hook: called at each layer.
+        """Compute the KV of the tokens of all chunks in one forward pass.
+
+        hook     called at each layer
+        hidden   what `pass_on` of the stage before has returned; None on the first stage
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order. The pages of a chunk must hold all tokens up to its end.
         """
-        placed = sorted(chunks, key=lambda chunk: len(chunk.token_ids) > 1)  # as AttentionBatch.leading wants
-        ids = [token for chunk in placed for token in chunk.token_ids]
-        positions = [position for chunk in placed for position in range(chunk.start, chunk.end)]
-        slots = [slot for chunk in placed for slot in _slots(chunk)]
+        placed = _placed(chunks)
         ends = dict(zip(map(id, placed), itertools.accumulate(len(chunk.token_ids) for chunk in placed)))
         rows = [ends[id(chunk)] - 1 for chunk in chunks if chunk.draws]
         num_draws = len(rows)
@@ -77,7 +77,31 @@ class Engine:
             if chunk.score is not None:
                 first = ends[id(chunk)] - len(chunk.token_ids)
                 rows += range(first, first + len(chunk.score.targets))
+        states = self._states(placed, rows, hook, hidden)
+        draws = [chunk.draws for chunk in chunks if chunk.draws]
+        logits = self.model.logits(states[:num_draws]).cpu().numpy()
+        rows_of_draws = logits.repeat([len(some) for some in draws], axis=0)
+        drawn = sample(rows_of_draws, [draw for some in draws for draw in some])
+        return drawn, self._scores(states[num_draws:], chunks)
+
+    def pass_on(
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Do as `compute` on a stage that is not the last one. Returns hidden states for the next stage.
+
+        They have a row of bytes for each token: (tokens, hidden_nbytes) uint8.
+        """
+        states = self._states(_placed(chunks), None, hook, hidden)
+        return states.cpu().view(torch.uint8).numpy()  # type: ignore[no-any-return]
+
+    def _states(
+        self, placed: Seq[Chunk], rows: list[int] | None, hook: LayerHook | None, hidden: np.ndarray | None
+    ) -> torch.Tensor:
+        """Do a forward pass over chunks in this order. rows: as in Model.states."""
         device = self.model.device
+        ids = [token for chunk in placed for token in chunk.token_ids]
+        positions = [position for chunk in placed for position in range(chunk.start, chunk.end)]
+        slots = [slot for chunk in placed for slot in _slots(chunk)]
         batch = AttentionBatch(
             query_lens=self._int32([len(chunk.token_ids) for chunk in placed]),
             context_lens=self._int32([chunk.end for chunk in placed]),
@@ -85,19 +109,15 @@ class Engine:
             slot_mapping=torch.tensor(slots, device=device),
             leading=sum(len(chunk.token_ids) == 1 for chunk in placed),
         )
-        states = self.model.states(
+        return self.model.states(
             torch.tensor(ids, device=device),
             torch.tensor(positions, device=device),
             self.caches,
             batch,
-            torch.tensor(rows, dtype=torch.int64, device=device),
+            None if rows is None else torch.tensor(rows, dtype=torch.int64, device=device),
             hook,
+            None if hidden is None else torch.from_numpy(hidden).view(self.model.dtype).to(device),
         )
-        draws = [chunk.draws for chunk in chunks if chunk.draws]
-        logits = self.model.logits(states[:num_draws]).cpu().numpy()
-        rows_of_draws = logits.repeat([len(some) for some in draws], axis=0)
-        drawn = sample(rows_of_draws, [draw for some in draws for draw in some])
-        return drawn, self._scores(states[num_draws:], chunks)
 
     def _scores(self, states: torch.Tensor, chunks: Seq[Chunk]) -> list[list[Logprobs]]:
         """Return the logprobs of the targets of each chunk that has a score. states: a row per target."""
@@ -166,6 +186,11 @@ class Engine:
     def _as_tensor(self, blocks: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(blocks)
         return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+def _placed(chunks: Seq[Chunk]) -> list[Chunk]:
+    """Put chunks of one token first, as AttentionBatch.leading wants."""
+    return sorted(chunks, key=lambda chunk: len(chunk.token_ids) > 1)
 
 
 def _slots(chunk: Chunk) -> list[int]:

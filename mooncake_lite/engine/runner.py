@@ -7,6 +7,7 @@ every page, half and slot that it touches. Explained in docs/explain/lifecycle.m
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ from scheduler.instance.step import WriteGroup
 if TYPE_CHECKING:
     from transport.engine import TransferEngine
 
+Compute = Callable[..., tuple[list[Drawn], list[list[Logprobs]]]]
+"""(chunks, hook) -> what ComputeEngine.compute returns."""
+
 WAIT_S = 0.0002
 """How long a step lasts that only waits for transfers: they get the core meanwhile."""
 
@@ -32,6 +36,7 @@ class Runner:
     """Carries out the steps of one rank.
 
     staging, transfers   None where no block is moved
+    compute              in place of the engine's: of a stage of a pipeline, which has not all layers
     _copying             half -> its group, and the checksums that the copying thread will return
     _leaving             half -> the end of a group that leaves by layers, from the same thread
     """
@@ -41,8 +46,10 @@ class Runner:
         engine: ComputeEngine,
         staging: StagingBlocks | None = None,
         transfers: TransferEngine | None = None,
+        compute: Compute | None = None,
     ) -> None:
         self.engine = engine
+        self._computes = compute
         self._staging, self._transfers = staging, transfers
         self._halves = self._puts = None
         self._copier = ThreadPoolExecutor(1, "copier")
@@ -50,7 +57,8 @@ class Runner:
         self._leaving: dict[int, Future[TransferEnded]] = {}
         self._waited_s = 0.0  # for layers, in the pass under way
         if transfers is not None and staging is not None:
-            self._halves, self._puts = (Flights(transfers, staging.layout) for _ in range(2))
+            whole = compute is None
+            self._halves, self._puts = (Flights(transfers, staging.layout, whole) for _ in range(2))
 
     def run(self, step: Step, moved: OnMoved | None = None) -> Result:
         """Do the parts of a step, in the order of its fields. It does not wait for transfers to end.
@@ -80,8 +88,9 @@ class Runner:
     def _compute(self, step: Step, moved: OnMoved | None) -> tuple[list[Drawn], list[list[Logprobs]]]:
         """Do the pass. Raises LayersLost when its prefix does not come."""
         staging, transfers = self._staging, self._transfers
+        compute = self._computes or self.engine.compute
         if staging is None or transfers is None or self._halves is None:
-            return self.engine.compute(step.chunks)
+            return compute(step.chunks)
         incoming = None
         if step.ahead is not None:
             incoming = Incoming(self.engine, staging, transfers, step.ahead)
@@ -91,13 +100,18 @@ class Runner:
                 behind.append(Outgoing(self.engine, staging, transfers, group))
                 self._leaving[group.half] = self._copier.submit(behind[-1].run)
         if not (self._halves.flying or self._copying or self._leaving or incoming):
-            return self.engine.compute(step.chunks)
+            return compute(step.chunks)
         try:
-            return self.engine.compute(step.chunks, MovingHook(partial(self._look, moved), incoming, behind))
+            return compute(step.chunks, MovingHook(partial(self._look, moved), incoming, behind))
         finally:
             for one in behind:
                 one.reached(staging.layout.layers)
             self._waited_s = incoming.waited_s if incoming is not None else 0.0
+
+    @property
+    def is_moving(self) -> bool:
+        """Tell whether blocks of a half are on their way."""
+        return bool(self._copying) or (self._halves is not None and self._halves.flying)
 
     def close(self) -> None:
         """End the copying thread, before the staging memory goes."""

@@ -21,7 +21,15 @@ def warm_up(engine: Engine) -> None:
         ids = (1,) * (end - start)
         prompt = end <= length
         draws = (Draw(Sampling(0.0), ids, 0, frozenset()),) if end >= length else ()
-        engine.compute([Chunk(JobId("warm-up", 0), ids, start, pages, draws, prompt)])
+        chunks, states = [Chunk(JobId("warm-up", 0), ids, start, pages, draws, prompt)], None
+        if engine.model.weights.embedding is None:
+            states = np.zeros(
+                (len(ids), engine.model.config.hidden_size * engine.model.dtype.itemsize), np.uint8
+            )
+        if engine.model.head is None:
+            engine.pass_on(chunks, None, states)
+        else:
+            engine.compute(chunks, None, states)
 
     compute(0, block)
     compute(block, length)

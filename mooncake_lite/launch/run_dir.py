@@ -152,6 +152,10 @@ class RunDir:
         """Endpoint of the conductor's membership monitor."""
         return f"ipc://{self.path}/heart"
 
+    def stage(self, rank: int) -> str:
+        """Endpoint at which the other stages of its pipeline reach a rank of this host."""
+        return f"ipc://{self.path}/stage-{rank}"
+
     @property
     def log(self) -> Path:
         """Everything that mpirun printed."""

@@ -38,12 +38,13 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
         return 1
     if config.threads > 0:
         return config.threads
-    roles = ranks_here if ranks_here is not None else config.roles
+    roles = config.roles if ranks_here is None else ranks_here
+    roles = ["prefill" if one == "stage" else one for one in roles]
     computing = max(1, sum(name in COMPUTE_ROLES for name in roles))
     share = cores // computing
     if share >= ROOMY_CORES:
         return share
-    return max(1, min(ROOMY_CORES, cores // max(1, roles.count(role))))
+    return max(1, min(ROOMY_CORES, cores // max(1, roles.count("prefill" if role == "stage" else role))))
 
 
 def set_thread_environment(threads: int, environment: MutableMapping[str, str] = os.environ) -> None:

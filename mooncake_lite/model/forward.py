@@ -24,6 +24,7 @@ from mooncake_lite.model.linear_paths import choose_paths
 from mooncake_lite.model.path_table import PathTable, this_machine
 from mooncake_lite.model.projection import INVARIANT, Projection, embedded, invariant_pieces
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
+from mooncake_lite.model.stages import WHOLE, Stage
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
 
@@ -83,7 +84,10 @@ SPLIT_TOKENS = 256
 
 
 class Model:
-    """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family. Use `load_model`."""
+    """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family, or a stage of one.
+
+    Use `load_model`. config: of these layers alone; head: None but on the last stage
+    """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, dtype: DType, device: str, batch_invariant: bool = False
@@ -97,13 +101,13 @@ class Model:
         cosine, sine = rotary_tables(inverse, config.max_position)
         self.cosine, self.sine = cosine.to(self.device), sine.to(self.device)
         self.projections = [_LayerProjections.of(layer) for layer in weights.layers]
-        self.head = Projection([weights.head])
+        self.head = Projection([weights.head]) if weights.head is not None else None
         self.batch_invariant = batch_invariant
         self._by_our_rows = (dtype, self.device.type) == ("float32", "cpu")
         self.decode: DecodePass | None = None
         if self._by_our_rows:
             groups = [layer.all for layer in self.projections]
-            self._choose_kernels([*itertools.chain(*groups), self.head])
+            self._choose_kernels([*itertools.chain(*groups), *([self.head] if self.head else [])])
             self.decode = DecodePass(config, weights.layers, groups, self.scale)
 
     def _choose_kernels(self, projections: list[Projection]) -> None:
@@ -138,6 +142,7 @@ class Model:
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Return the logits (r, vocab) float32 of `states`."""
+        assert self.head is not None
         return self.head(states, self._pieces([], states.shape[0]))[0].float()
 
     @torch.inference_mode()
@@ -149,14 +154,20 @@ class Model:
         batch: AttentionBatch,
         rows: torch.Tensor | None = None,
         hook: LayerHook | None = None,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Do as `forward`, but return what the head makes logits of: (r, hidden), the model's dtype.
 
         hook   called at each layer; where it does not move layers, not in passes that only decode
+        hidden   what the stage before has returned, which is changed; None on the first stage
+
+        A stage that is not the last one returns the hidden states behind its layers, for the next one.
 
         The logits of many rows take much memory. A caller can make those of a few rows at a time.
         """
-        hidden = embedded(token_ids, self.weights.embedding)
+        if hidden is None:
+            assert self.weights.embedding is not None
+            hidden = embedded(token_ids, self.weights.embedding)
         paged = self._paged(caches, batch, positions)
         moves = hook is not None and hook.moves
         if not moves and (decode := self._decode_pass(batch, rows)):
@@ -165,6 +176,8 @@ class Model:
                 hidden, delta = hidden[rows], delta[rows]
         else:
             hidden, delta = self._layers(hidden, paged, batch, rows, hook or LayerHook())
+        if self.weights.norm is None:
+            return hidden.add_(delta)
         return self._norm(hidden, self.weights.norm, delta)
 
     def _decode_pass(self, batch: AttentionBatch, rows: torch.Tensor | None) -> DecodePass | None:
@@ -266,6 +279,7 @@ def load_model(
     device: str = "cpu",
     weights: str = "auto",
     batch_invariant: bool = False,
+    stage: Stage = WHOLE,
 ) -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
@@ -274,6 +288,7 @@ def load_model(
 
     batch_invariant   the bits of a sequence do not depend on the other sequences, the threads or the pages;
                       on a CPU in float32
+    stage             of a pipeline, whose layers are wanted alone
 
     On a CPU in float32 the first process of a machine measures which kernels multiply how many rows
     (linear_paths.py). Raises ModelError when the folder is damaged or not a supported model, or the device
@@ -285,4 +300,5 @@ def load_model(
     _check_device(device)
     config = load_config(folder)
     source = weight_source(folder, weights, dtype, device)
-    return Model(config, load_weights(source, config, dtype, device), dtype, device, batch_invariant)
+    found = load_weights(source, config, dtype, device, stage)
+    return Model(stage.part_of(config), found, dtype, device, batch_invariant)

@@ -10,12 +10,16 @@ from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ITEMSIZE, ModelConfig
+from mooncake_lite.model.stages import WHOLE, Stage
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
 
 MIN_STAGING_BLOCKS = 6
 """Of a compute rank's segment: two halves of two for loads and stores, two for what decode gives back."""
+
+HIDDEN_SLOTS = 2
+"""Passes by which a stage may be ahead of the next one. With one, a short pass would keep it waiting."""
 
 SAVE_SLOTS, LOAD_SLOTS = 16, 8
 """Blocks of a store rank's own memory, through which it writes lent blocks to its tier and reads blocks of
@@ -36,9 +40,21 @@ def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
     return block_layout(config, model).cache_nbytes * PAGE_TOKENS // config.block_size
 
 
-def num_pages(config: ServeConfig, model: ModelConfig) -> int:
-    """Pages of the KV cache of one rank that computes."""
-    return config.kv_cache_bytes // page_nbytes(config, model)
+def num_pages(config: ServeConfig, model: ModelConfig, stage: Stage = WHOLE) -> int:
+    """Pages of the KV cache of one rank that computes: on all stages as many as on the first one."""
+    return config.kv_cache_bytes // page_nbytes(config, Stage(0, stage.count).part_of(model))
+
+
+def hidden_nbytes(config: ServeConfig, model: ModelConfig) -> int:
+    """Bytes of the hidden states of one token."""
+    return model.hidden_size * ITEMSIZE[config.dtype]
+
+
+def stage_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
+    """Bytes at the end of a rank's segment for hidden states, which the next stage of a pipeline reads."""
+    if config.pipeline_parallel_size == 1 or role not in ("prefill", "stage"):
+        return 0
+    return HIDDEN_SLOTS * config.max_num_batched_tokens * hidden_nbytes(config, model)
 
 
 def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
@@ -49,16 +65,17 @@ def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
 
 
 def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
-    """Bytes of a rank's segment: its part of the pool, and behind it a compute rank's staging blocks.
+    """Bytes of a rank's segment: its part of the pool, a compute rank's staging blocks, and `stage_bytes`.
 
-    Few of these are enough where no KV moves.
+    Few blocks are enough where no KV moves.
     """
     in_pool = pool_bytes(config, model, role)
     if role not in COMPUTE_ROLES:
         return in_pool
     moves = config.has_pool or mode_of(config.mode).handover != "none"
     block = block_layout(config, model).nbytes
-    return in_pool + max(config.staging_bytes // block if moves else 0, MIN_STAGING_BLOCKS) * block
+    staging = max(config.staging_bytes // block if moves else 0, MIN_STAGING_BLOCKS) * block
+    return in_pool + staging + stage_bytes(config, model, role)
 
 
 def scratch_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
@@ -73,8 +90,14 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
     """Tokens of prompt and answer together.
 
     Raises ConfigError when --max-model-len is beyond the model's context, when a KV cache or the memory
-    between prefill and decode cannot hold one such request, or when ranks lend less than one block.
+    between prefill and decode cannot hold one such request, when ranks lend less than one block, or when a
+    pipeline has more stages than the model has layers.
     """
+    stages = config.pipeline_parallel_size
+    if stages > model.layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={stages}, but the model has {model.layers} layers; use at most so many"
+        )
     length = config.max_model_len or model.max_position
     if length > model.max_position:
         raise ConfigError(f"max_model_len={length}, but the model's context is {model.max_position} tokens")

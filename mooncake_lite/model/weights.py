@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import DType, ModelConfig
+from mooncake_lite.model.stages import WHOLE, Stage
 from mooncake_lite.model.weight_source import WeightSource
 
 if TYPE_CHECKING:
@@ -64,15 +65,16 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All of a model. head is the embedding itself where they are tied. embedding, head (vocab, hidden).
+    """Those of a stage. head is the embedding itself where they are tied. embedding, head (vocab, hidden).
 
-    The embedding is a tensor wherever there is one: a token reads one row of it.
+    The embedding is a tensor wherever there is one: a token reads one row of it. None but on the first stage;
+    norm and head: None but on the last one.
     """
 
-    embedding: torch.Tensor | GgufRows
+    embedding: torch.Tensor | GgufRows | None
     layers: tuple[LayerWeights, ...]
-    norm: torch.Tensor
-    head: Linear
+    norm: torch.Tensor | None
+    head: Linear | None
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -108,8 +110,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(source: WeightSource, config: ModelConfig, dtype: DType, device: str) -> Weights:
+def load_weights(
+    source: WeightSource, config: ModelConfig, dtype: DType, device: str, stage: Stage = WHOLE
+) -> Weights:
     """Map the files of a source; convert tensors stored in another dtype, move them to another device.
+
+    config   of the whole model. Of a stage of a pipeline, only what it computes with is converted and moved
 
     Raises ModelError when a tensor is missing, unknown, of another shape or of a format that is not
     supported, or when a file is damaged.
@@ -118,13 +124,24 @@ def load_weights(source: WeightSource, config: ModelConfig, dtype: DType, device
 
     wanted = getattr(torch, dtype)
     tensors: dict[str, torch.Tensor] = {}
+    used = _names(stage, config)
     if source.tensors:
         stored = _read_tensors(source.tensors, config)
-        tensors = {name: tensor.to(device=device, dtype=wanted) for name, tensor in stored.items()}
+        tensors = {name: stored[name].to(device=device, dtype=wanted) for name in used}
     first: Mapping[str, torch.Tensor | GgufRows] = tensors
     if source.blocks is not None:
-        first = _read_blocks(source.blocks, config)
-    return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config)
+        first = _read_blocks(source.blocks, config, used)
+    return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config, stage)
+
+
+def _names(stage: Stage, config: ModelConfig) -> list[str]:
+    """The tensors that a stage computes with."""
+    prefixes = [f"model.layers.{layer}." for layer in stage.layers(config)]
+    if stage.is_first or (stage.is_last and config.tie_embeddings):
+        prefixes.append("model.embed_tokens.")
+    if stage.is_last:
+        prefixes += ["model.norm.", "lm_head."]
+    return [name for name in expected_shapes(config) if name.startswith(tuple(prefixes))]
 
 
 def _read_tensors(paths: tuple[Path, ...], config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -173,8 +190,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def _read_blocks(path: Path, config: ModelConfig) -> dict[str, torch.Tensor | GgufRows]:
-    """Every tensor of the model by name, as it lies in the GGUF file. Errors as in load_weights.
+def _read_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, torch.Tensor | GgufRows]:
+    """The tensors that are used by name, as they lie in the GGUF file. Errors as in load_weights.
 
     The processes of a node share the mapped file but for Q and K, whose rows are put in order.
     """
@@ -183,8 +200,9 @@ def _read_blocks(path: Path, config: ModelConfig) -> dict[str, torch.Tensor | Gg
 
     stored = gguf_tensors(path)
     tensors: dict[str, Any] = {}
-    for name, shape in expected_shapes(config).items():
-        tensor = stored.get(gguf_name(name))
+    shapes = expected_shapes(config)
+    for name in used:
+        tensor, shape = stored.get(gguf_name(name)), shapes[name]
         if tensor is None or tensor.shape != shape:
             found = "missing" if tensor is None else f"of shape {tensor.shape}"
             raise ModelError(f"{path}: {name} is {found}; config.json asks for {shape}")
@@ -210,14 +228,19 @@ def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.T
     return GgufRows(format, data)
 
 
-def _grouped(found: dict[str, _Forms], config: ModelConfig) -> Weights:
-    embedding = found["model.embed_tokens.weight"]
-    head = embedding if config.tie_embeddings else found["lm_head.weight"]
+def _grouped(found: dict[str, _Forms], config: ModelConfig, stage: Stage) -> Weights:
+    embedding = head = None
+    if stage.is_first:
+        blocks, tensor = found["model.embed_tokens.weight"]
+        embedding = blocks if tensor is None else tensor
+    if stage.is_last:
+        blocks, tensor = found["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+        head = Linear(blocks, None, tensor)
     return Weights(
-        embedding=embedding[0] if embedding[1] is None else embedding[1],
-        layers=tuple(_layer(found, f"model.layers.{layer}.") for layer in range(config.layers)),
-        norm=_tensor(found["model.norm.weight"]),
-        head=Linear(head[0], None, head[1]),
+        embedding=embedding,
+        layers=tuple(_layer(found, f"model.layers.{layer}.") for layer in stage.layers(config)),
+        norm=_tensor(found["model.norm.weight"]) if stage.is_last else None,
+        head=head,
     )
 
 

@@ -23,6 +23,8 @@ from mooncake_lite.launch.verdict import FOLLOWED, STEWARD
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
+from mooncake_lite.model.stages import WHOLE
+from mooncake_lite.ranks.computing.pipeline import Pipeline, StageLinks, StageLoop, StageMemory
 from mooncake_lite.ranks.plan import StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
 from mooncake_lite.ranks.traced import rank_tracer
@@ -116,6 +118,7 @@ class _Start:
     neighbours: _Neighbours
     transfers: TransferEngine
     tracer: Tracer | None
+    links: StageLinks | None
 
 
 def work(process: RankProcess) -> int:
@@ -128,11 +131,14 @@ def work(process: RankProcess) -> int:
     folder = resolve_model(config.model)
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
+    links = None
+    if config.pipeline_parallel_size > 1:
+        links = StageLinks(world, config, process.run_dir, CurveKeys.from_bytes(plan.control_keys))
     lent = segment_bytes(config, model_config, process.role)
     tracer = rank_tracer(process, world, neighbours.conductor)
     transfers = TransferEngine(world, lent, on_fatal=neighbours.end_rank)
     forget_shared_memory()
-    start = _Start(process, folder, model_config, neighbours, transfers, tracer)
+    start = _Start(process, folder, model_config, neighbours, transfers, tracer, links)
     try:
         part = _Store(start) if process.role == "store" else _Compute(start)
         process.ready()
@@ -221,24 +227,36 @@ class _Compute:
         from mooncake_lite.ranks.computing.loop import Loop, StepRunner
         from mooncake_lite.ranks.computing.traced import ComputeTrace, TracedRunner
 
-        engine = build_engine(config, start.folder, start.model_config, threads, process)
+        stage = start.links.stage if start.links is not None else WHOLE
+        engine = build_engine(config, start.folder, start.model_config, threads, process, stage)
         lent = pool_bytes(config, start.model_config, role)
-        blocks = StagingBlocks(start.transfers.local[lent:], block_layout(config, start.model_config), engine)
-        staging = Staging(blocks.half_blocks, blocks.num_slots)
+        memory = StageMemory(config, start.model_config, role, stage, start.transfers.local)
+        blocks = StagingBlocks(memory.staging, memory.layout, engine)
         hello = m.RankHello(near.number, role, near.node, lent)
-        rank = computing_rank(hello, config, start.model_config, DUTIES[role], engine.num_pages, staging)
-        self._connections = Connections(
-            rank, config.roles, start.transfers, near.conductor, near.open_gateway, near.conductor_is_gone,
-            near.new_term,
-        )  # fmt: skip
-        own = Runner(engine, blocks, start.transfers)
-        self.release = own.close
-        runner: StepRunner = own
+        pipeline = None
+        if start.links is not None and stage.count > 1:
+            pipeline = Pipeline(start.links, memory, engine, start.transfers)
+        own = Runner(engine, blocks, start.transfers, pipeline.compute if pipeline else None)
+        self._own, self._links = own, start.links
+        runner: StepRunner = own if pipeline is None else pipeline.runner(own)
         if start.tracer is not None:
             trace = ComputeTrace(start.tracer, config.roles)
             trace.watch(near.conductor, start.transfers)
             runner = TracedRunner(runner, trace)
-        self._loop = Loop(rank, self._connections, runner)
+        ends = near.conductor_is_gone, near.new_term
+        self._loop: Loop | StageLoop
+        self._connections: Connections | StageLoop
+        if pipeline is not None and not stage.is_first:
+            self._loop = self._connections = StageLoop(
+                pipeline, runner, own, start.transfers, near.conductor, hello, config.roles, *ends
+            )
+        else:
+            staging = Staging(blocks.half_blocks, blocks.num_slots)
+            rank = computing_rank(hello, config, start.model_config, DUTIES[role], engine.num_pages, staging)
+            self._connections = Connections(
+                rank, config.roles, start.transfers, near.conductor, near.open_gateway, *ends
+            )
+            self._loop = Loop(rank, self._connections, runner)
         near.conductor.send(hello)
 
     def run(self) -> m.Stop | None:
@@ -250,6 +268,12 @@ class _Compute:
         """Close the connections. A compute rank has nothing to save."""
         self._connections.close()
         return 0
+
+    def release(self) -> None:
+        """Hold nothing that keeps the segment."""
+        self._own.close()
+        if self._links is not None:
+            self._links.close()
 
     @property
     def may_leave(self) -> bool:

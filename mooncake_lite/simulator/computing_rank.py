@@ -69,7 +69,7 @@ class SimulatedRank:
             self._leaps = False
             self._set_alarm(self._runner.cut())
         elif halves := self._runner.moved():
-            self._tell(self.rank.moved(halves, self._world.clock.now))
+            self._tell(self.rank.moved(halves, (), self._world.clock.now))
 
     def _set_alarm(self, time: float) -> None:
         """End the step under way at this time."""

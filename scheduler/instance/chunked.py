@@ -28,6 +28,16 @@ def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
     return sizes
 
 
+def even_budget(budget: int, context: int, even: int) -> int:
+    """Return how many tokens after `context` tokens take as long as `budget` tokens without context.
+
+    even   context at which attention costs as much as all else
+
+    The stages of a pipeline work on successive chunks. Where one takes longer than the others, they wait.
+    """
+    return max(1, budget * even // (even + context))
+
+
 def whole_prompts(budget: int, wanted: Seq[int]) -> list[int]:
     """Use no chunks: whole prompts, oldest first, as many as fit into `budget`, but at least one.
 

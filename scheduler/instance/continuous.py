@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Seq
 
-from scheduler.instance.chunked import chunk_sizes, whole_prompts
+from scheduler.instance.chunked import chunk_sizes, even_budget, whole_prompts
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.pages import PageDraft
 from scheduler.instance.state import State
@@ -107,7 +107,10 @@ def next_batch(state: State, draft: PageDraft, ahead: Task | None) -> tuple[list
         ]
         wanted = [task.sequence.num_uncomputed for task in prompts]
         share = chunk_sizes if state.limits.chunked else whole_prompts
-        sizes = share(max(1, state.limits.tokens - len(chunks)), wanted)
+        budget = max(1, state.limits.tokens - len(chunks))
+        if state.limits.even and prompts:
+            budget = even_budget(budget, prompts[0].sequence.num_computed, state.limits.even)
+        sizes = share(budget, wanted)
         chunks += [_chunk(task, size, task.sequence.pages) for task, size in zip(prompts, sizes) if size]
     return grow, chunks
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scheduler.instance.job import Job, JobId
-from scheduler.instance.step import TransferEnded
+from scheduler.instance.step import Late, TransferEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,13 @@ class SwapAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Transfers of halves have ended while a step is under way. The only event that may come then."""
+    """Transfers of halves have ended, or tokens come late, while a step is under way.
+
+    The only event that may come then.
+    """
 
     ended: Seq[TransferEnded]
+    late: Seq[Late] = ()
 
 
 Event = Arrived | Moved | Cancelled | Forgotten | Granted | SwapAnswered

@@ -18,6 +18,10 @@ class Limits:
     layers      layers of a block, if prefixes come in by layers ahead of the computation, and the blocks of a
                 prompt's last chunk leave by layers behind it; 0: they move whole, before and after it
     least       fewest blocks that move by layers: each layer is a transfer of its own
+    late        a pass ends before its tokens are drawn: the rank is the first stage of a pipeline. They come
+                as `step.Late`
+    even        context at which attention costs as much as all else, if chunks shrink with their context, so
+                that each takes the same time; 0: all have the same size
     """
 
     tokens: int
@@ -27,6 +31,8 @@ class Limits:
     overlaps: bool = True
     layers: int = 0
     least: int = 1
+    late: bool = False
+    even: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.tokens, self.sequences, self.prefills) >= 1, f"{self} has no room for a prompt"

@@ -57,15 +57,18 @@ class Stored(JobOutcome):
 
 @dataclass(frozen=True, slots=True)
 class Computed(JobOutcome):
-    """The prompt of a job is computed: `tokens` of them, the others had been loaded.
-
-    scores   logprobs of the prompt's tokens but the first, if the job is scored; opaque
-    """
+    """The prompt of a job is computed: `tokens` of them, the others had been loaded."""
 
     compute_s: float
     tokens: int
     loaded: int
-    scores: Seq[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(JobOutcome):
+    """Logprobs of the prompt's tokens but the first, opaque. Comes before the first token."""
+
+    scores: Seq[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,6 @@ class BadBlocks:
 
 
 Outcome = (
-    BadBlocks | Loaded | Prefetched | Stored | Computed | Token | Run | Iterated | Decoded | Prefilled | Ended
-    | Failed | Preempted | SwapWanted | Swapped | Saved | PutFinished
+    BadBlocks | Loaded | Prefetched | Stored | Computed | Scored | Token | Run | Iterated | Decoded
+    | Prefilled | Ended | Failed | Preempted | SwapWanted | Swapped | Saved | PutFinished
 )  # fmt: skip

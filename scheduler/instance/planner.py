@@ -115,7 +115,7 @@ def on(state: State, event: Event | Result, now: float) -> list[Outcome]:
         state.under_way = None
         return apply(state, event, now)
     if isinstance(event, Moved):
-        return moved(state, event.ended, now)
+        return moved(state, event, now)
     assert state.under_way is None, "a step is under way"
     if isinstance(event, Arrived):
         return _arrive(state, event.job)
@@ -209,8 +209,8 @@ def _cancel_task(state: State, task: Task) -> list[Outcome]:
         return []
     if task is state.loading:
         state.stop_loading()
-    elif task in state.prefilling:
-        state.prefilling.remove(task)
+    elif task in state.prefilling or task in state.drawing:
+        (state.prefilling if task in state.prefilling else state.drawing).remove(task)
         if state.staging.of(task):  # its places in the pool are being written
             state.storing.append(task)
             task.problem = "cancelled"

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+from scheduler.instance.events import Moved
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import (
     BadBlocks,
@@ -24,11 +25,12 @@ from scheduler.instance.outcomes import (
     PutFinished,
     Run,
     Saved,
+    Scored,
     Stored,
     Token,
 )
 from scheduler.instance.state import ANSWER_S, Put, State
-from scheduler.instance.step import Chunk, LayerLoad, Result, TransferEnded
+from scheduler.instance.step import Chunk, Late, LayerLoad, Result, TransferEnded
 from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
 
@@ -74,6 +76,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
         if half.bad:
             said.append(BadBlocks(half.bad))
         said += _half_ended(state, half, now)
+    said += _come_late(state, result.late, now)
     for put in result.puts:
         said.append(_put_ended(state, put))
     if state.puts:
@@ -81,20 +84,24 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     return said + overdue(state, now) if state.swapping else said
 
 
-def moved(state: State, ended: Iterable[TransferEnded], now: float) -> list[Outcome]:
-    """Apply ends of transfers while a step is under way.
+def moved(state: State, event: Moved, now: float) -> list[Outcome]:
+    """Apply ends of transfers, and late tokens, while a step is under way.
 
     Those that could take a task out of the step, or that the next step alone can use, wait for its end.
     """
     said: list[Outcome] = []
-    for half in ended:
+    for half in event.ended:
         use = state.staging.halves[half.number]
         task = use.task if use is not None and use.kind == "writing" else None
-        if task in state.storing or (task in state.prefilling and not (half.problem or task.problem)):
+        if (
+            task in state.storing
+            or task in state.drawing
+            or (task in state.prefilling and not (half.problem or task.problem))
+        ):
             said += _half_ended(state, half, now)
         else:
             state.postponed.append(half)
-    return said
+    return said + _come_late(state, event.late, now)
 
 
 def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
@@ -186,7 +193,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
             context += chunk.end + before
             said += _decoded(state, task, *next(tokens), now)
             continue
-        if chunk.score is not None:
+        if chunk.score is not None and not state.limits.late:
             task.scores += next(scores)
         task.compute_s += result.compute_s * len(chunk.token_ids) / computed  # its share of the pass
         task.computed += len(chunk.token_ids)
@@ -202,11 +209,32 @@ def _computed(
     state: State, task: Task, chunk: Chunk, drawn: list[tuple[int, Any]], now: float
 ) -> list[Outcome]:
     """Advance a task whose prompt is computed, with (token, logprobs) of each branch."""
-    index = task.sequence.answered
     reused = chunk.end - task.computed
-    scores, task.scores = tuple(task.scores), []
-    said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused, scores)]
+    said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused)]
     state.prefilling.remove(task)
+    if state.limits.late:
+        state.drawing.append(task)
+        return said
+    return said + _drawn(state, task, drawn, now)
+
+
+def _come_late(state: State, late: Iterable[Late], now: float) -> list[Outcome]:
+    """Apply what the last stage of a pipeline has made of earlier passes. Tasks may have left meanwhile."""
+    said: list[Outcome] = []
+    for one in late:
+        task = state.tasks.get(one.job)
+        if task is not None:
+            task.scores += one.scores
+        if task is not None and one.tokens and task in state.drawing:
+            state.drawing.remove(task)
+            said += _drawn(state, task, list(zip(one.tokens, one.logprobs)), now)
+    return said
+
+
+def _drawn(state: State, task: Task, drawn: list[tuple[int, Any]], now: float) -> list[Outcome]:
+    """Apply the first (token, logprobs) of each branch."""
+    index = task.sequence.answered
+    said: list[Outcome] = [Scored(task.id, task.scores)] if task.scores else []
     if DECODE in task.job.duties:
         for branch, (token, logprobs) in zip(state.fork(task), drawn, strict=True):
             said += _first_token(state, branch, token, logprobs, now)
@@ -309,7 +337,7 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
         return _write_failed(state, task)
     if task in state.prefilling:
         return [Stored(task.id, use.first, tuple(ended.sums))]
-    if task.written < len(task.out):
+    if task.written < len(task.out) or task in state.drawing:
         return []
     if task in state.swapping:
         return [swapped(state, task)]
@@ -341,8 +369,7 @@ def _write_failed(state: State, task: Task) -> list[Outcome]:
         return []
     if task in state.swapping:
         return [recompute(state, task)]
-    stage = state.storing if task in state.storing else state.prefilling
-    stage.remove(task)
+    next(stage for stage in (state.storing, state.drawing, state.prefilling) if task in stage).remove(task)
     return [_fail(state, task, task.problem)]
 
 

@@ -65,6 +65,7 @@ class State:
         admitted       tasks of the step under way that have nothing to read
         loading        the task whose blocks are being read
         prefilling     tasks whose prompts are being computed, oldest first
+        drawing        tasks whose prompts are computed, and whose first tokens come late, oldest first
         storing        tasks whose blocks are being written, oldest first
         running        the running batch, oldest first
         swapping       tasks that give up their pages once the pool has their KV, in the order of preemption
@@ -91,6 +92,7 @@ class State:
     admitted: list[Task] = field(default_factory=list)
     loading: Task | None = None
     prefilling: list[Task] = field(default_factory=list)
+    drawing: list[Task] = field(default_factory=list)
     storing: list[Task] = field(default_factory=list)
     running: list[Task] = field(default_factory=list)
     swapping: list[Task] = field(default_factory=list)
@@ -131,7 +133,7 @@ class State:
     @property
     def writing(self) -> list[Task]:
         """Return the tasks whose blocks are being written to the pool, oldest first."""
-        return [*self.storing, *(task for task in self.swapping if task.granted)]
+        return [*self.storing, *self.drawing, *(task for task in self.swapping if task.granted)]
 
     @property
     def num_prefills(self) -> int:
@@ -278,6 +280,7 @@ class State:
         if self.loading is not None:
             yield self.loading
         yield from self.prefilling
+        yield from self.drawing
         yield from self.storing
         yield from self.running
         yield from self.swapping

@@ -235,6 +235,20 @@ class TransferEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """What the last stage of a pipeline makes of a chunk, after the result of the chunk's step.
+
+    tokens, logprobs   one for each draw of the chunk
+    scores             of the targets, if the chunk has a score; opaque
+    """
+
+    job: JobId
+    tokens: Seq[int] = ()
+    logprobs: Seq[Any] = ()
+    scores: Seq[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The outcome of a step.
 
@@ -246,6 +260,7 @@ class Result:
     lost        the failure of `ahead`, whose number is of no meaning: the pass has computed nothing then
     logprobs    of each of `tokens`, opaque; None where the request does not ask for them
     scores      of the targets of each chunk that has a score, in their order; opaque
+    late        what earlier passes of a pipeline gave, in place of tokens, logprobs and scores
     passes      (its end, its seconds) of each pass but the last one that a leap has done
     """
 
@@ -259,3 +274,4 @@ class Result:
     scores: Seq[Seq[Any]] = ()
     passes: Seq[tuple[float, float]] = ()
     lost: TransferEnded | None = None
+    late: Seq[Late] = ()

@@ -5,45 +5,56 @@ Used by ranks of a cluster, and by `mooncake_lite.llm` for its only rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.messages import RankHello
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import context_length
 from mooncake_lite.ranks.computing.machine import ComputingRank
-from scheduler.instance import Limits, Pages, Staging, State, new_prefix_cache
+from scheduler.instance import PREFILL, Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
 
 LEAST_BY_LAYERS = 2
 """Blocks that move by layers with --layerwise auto. One block is as fast as a whole."""
 
 
-def limits_of(config: ServeConfig, layers: int = 0) -> Limits:
-    """Return how much a rank that computes does at once. layers: of the model; 0: nothing moves by layers."""
+def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool) -> Limits:
+    """Return how much a rank that computes does at once. prefills: it decodes nothing."""
+    in_stages = prefills and config.pipeline_parallel_size > 1
+    by_layers = config.overlap_transfers and config.layerwise != "off" and not in_stages
     return Limits(
         config.max_num_batched_tokens,
         config.max_num_seqs,
         config.max_num_partial_prefills,
         config.enable_chunked_prefill,
         config.overlap_transfers,
-        layers if config.overlap_transfers and config.layerwise != "off" else 0,
+        model.layers if by_layers else 0,
         LEAST_BY_LAYERS if config.layerwise == "auto" else 1,
+        in_stages,
+        even_context(model) if in_stages else 0,
     )
+
+
+def even_context(model: ModelConfig) -> int:
+    """Return the context at which attention takes as many FLOPs as all linear layers of a token."""
+    heads, inner = model.heads * model.head_dim, model.intermediate_size
+    linear = model.hidden_size * (2 * heads + 2 * model.kv_heads * model.head_dim + 3 * inner)
+    return linear // (2 * heads)
 
 
 def computing_rank(
     hello: RankHello,
     config: ServeConfig,
     model: ModelConfig,
-    duties: Iterable[str],
+    duties: Collection[str],
     num_pages: int,
     staging: Staging,
 ) -> ComputingRank:
     """Build a rank without work. num_pages: KV pages of its engine; staging: its halves and slots."""
     pages = Pages(num_pages, PAGE_TOKENS)
     prefix = new_prefix_cache(config.prefix_sharing, pages, config.block_size)
-    limits = limits_of(config, model.layers)
+    limits = limits_of(config, model, prefills=set(duties) == {PREFILL})
     state = State(
         frozenset(duties), pages, staging, config.block_size, limits, next_key=next_key,
         prefix=prefix, preemption=config.preemption,

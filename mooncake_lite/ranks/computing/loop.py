@@ -12,7 +12,7 @@ from typing import Protocol
 from mooncake_lite.engine.contract import OnMoved
 from mooncake_lite.ranks.computing.connections import Connections
 from mooncake_lite.ranks.computing.machine import ComputingRank, Told
-from scheduler.instance import Result, Step, TransferEnded
+from scheduler.instance import Late, Result, Step, TransferEnded
 
 IDLE_WAIT_S = 0.2
 """Longest wait for a message, shorter than the interval of metrics reports (`metrics.REPORT_EVERY_S`)."""
@@ -52,8 +52,8 @@ class Loop:
         result = self.runner.run(step, self._moved)  # compute
         self._tell(self.rank.ended(result, time.monotonic()))  # tell
 
-    def _moved(self, halves: Sequence[TransferEnded]) -> None:
-        self._tell(self.rank.moved(halves, time.monotonic()))
+    def _moved(self, halves: Sequence[TransferEnded], late: Sequence[Late] = ()) -> None:
+        self._tell(self.rank.moved(halves, late, time.monotonic()))
 
     def _tell(self, told: Iterable[Told]) -> None:
         for message, gateway, _ in told:

@@ -27,6 +27,7 @@ from scheduler.instance import (
     Granted,
     Job,
     JobId,
+    Late,
     Moved,
     Result,
     State,
@@ -134,6 +135,7 @@ class ComputingRank:
             outcomes.BadBlocks: self._bad_blocks,
             outcomes.Loaded: self._loaded,
             outcomes.Computed: self._computed,
+            outcomes.Scored: self._scored,
             outcomes.Token: self._token,
             outcomes.Run: self._run,
             outcomes.Iterated: self._iterated,
@@ -171,9 +173,9 @@ class ComputingRank:
         """Apply the result of the step. Returns what has to be told, in order."""
         return self._with_pages(self._tell(on(self.state, result, now)), now)
 
-    def moved(self, halves: Sequence[TransferEnded], now: float) -> list[Told]:
-        """Apply ends of transfers while the step goes on. Returns what has to be told, in order."""
-        return self._with_pages(self._tell(on(self.state, Moved(halves), now)), now)
+    def moved(self, halves: Sequence[TransferEnded], late: Sequence[Late], now: float) -> list[Told]:
+        """Apply ends of transfers, and late tokens, while the step goes on. Returns what has to be told."""
+        return self._with_pages(self._tell(on(self.state, Moved(halves, late), now)), now)
 
     def _drop_all(self, term: int, now: float) -> list[Told]:
         """Drop all work. A transfer under way ends first: a new conductor may give its places away."""
@@ -273,7 +275,7 @@ class ComputingRank:
         opened = self._of(computed.job)
         order = opened.start.order
         assert not isinstance(order, m.StartDecode)
-        opened.scores, opened.computed = list(computed.scores), computed.tokens
+        opened.computed = computed.tokens
         opened.spans.append(m.Span("compute", self.number, computed.compute_s, 0, computed.tokens))
         self.counters["prefill_computed_tokens_total"] += computed.tokens
         self.counters["prefill_seconds_total"] += computed.compute_s
@@ -288,6 +290,9 @@ class ComputingRank:
         return m.PromptComputed(
             *self._about(computed.job), computed.tokens, computed.compute_s, opened.load_s, opened.loaded
         )
+
+    def _scored(self, scored: outcomes.Scored) -> None:
+        self._of(scored.job).scores = list(scored.scores)
 
     def _stored(self, stored: outcomes.Stored) -> m.Message:
         return m.ChunkStored(*self._about(stored.job), stored.first, list(stored.checksums))

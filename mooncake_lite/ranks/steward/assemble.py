@@ -80,6 +80,8 @@ def work(process: RankProcess) -> int:
     for rank, pid in pids_here(world):
         monitor.watch_pid(f"rank-{rank}", pid)
     rank_tracer(process, world, None)
+    if config.pipeline_parallel_size > 1:
+        world.allgather_bytes(b"")  # ranks of pipelines tell each other where they are
     transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()
     process.ready()

@@ -25,6 +25,7 @@ def projections(model: Model) -> Iterator[Projection]:
     """Yield every linear layer of a forward pass, the output layer last."""
     for layer in model.projections:
         yield from layer.all
+    assert model.head is not None
     yield model.head
 
 

@@ -130,7 +130,7 @@ def test_a_colocated_rank_that_moves_no_kv_shares_next_to_no_memory() -> None:
 
 
 def test_every_role_has_duties_and_every_mode_can_prefill_and_decode() -> None:
-    assert DUTIES.keys() == set(ROLES)
+    assert DUTIES.keys() == {*ROLES, "stage"}
     for mode in MODES.values():
         duties = {duty for role in mode.ranks if role not in mode.optional for duty in DUTIES[role]}
         assert {"prefill", "decode"} <= duties

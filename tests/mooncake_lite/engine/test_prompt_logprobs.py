@@ -27,7 +27,7 @@ from scheduler.instance import (
     next_step,
     on,
 )
-from scheduler.instance.outcomes import Computed, Outcome, Token
+from scheduler.instance.outcomes import Outcome, Scored, Token
 from tests.mooncake_lite.model.conftest import tiny_model
 
 DUTIES = frozenset({PREFILL, DECODE})
@@ -47,8 +47,8 @@ def answer(
         begin(state, step)
         result = runner.run(step)
         said += on(state, result, time.monotonic())
-    (computed,) = [one for one in said if isinstance(one, Computed)]
-    return [one.token for one in said if isinstance(one, Token)], list(computed.scores)
+    scores = [score for one in said if isinstance(one, Scored) for score in one.scores]
+    return [one.token for one in said if isinstance(one, Token)], scores
 
 
 def test_prompt_logprobs_are_those_of_transformers_and_their_logits_are_made_in_pieces(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.instance import DECODE, PREFILL, Limits
-from scheduler.instance.outcomes import Computed, Token
+from scheduler.instance.outcomes import Scored, Token
 from tests.scheduler.instance.model_runner import kv_of
 from tests.scheduler.instance.rank import Rank, job
 
@@ -22,9 +22,9 @@ def test_each_token_of_a_scored_prompt_but_the_first_has_a_score_however_it_is_c
     rank = Rank(PREFILL, DECODE, limits=Limits(chunk))
     rank.arrive(job("a", [PREFILL, DECODE], TOKENS, scored=True, max_tokens=2, n=n))
     said = rank.settle()
-    (computed,) = [one for one in said if isinstance(one, Computed)]
+    (scored,) = [one for one in said if isinstance(one, Scored)]
 
-    assert list(computed.scores) == list(zip(kv_of(TOKENS)[:-1], TOKENS[1:]))
+    assert list(scored.scores) == list(zip(kv_of(TOKENS)[:-1], TOKENS[1:]))
     assert [one.index for one in said if isinstance(one, Token)] == [0] * n + [1] * n
     rank.assert_idle()
 
@@ -43,8 +43,8 @@ def test_prompts_of_one_pass_get_their_own_scores_and_others_none() -> None:
     rank.arrive(job("a", [PREFILL], TOKENS, scored=True))
     rank.arrive(job("b", [PREFILL], TOKENS[5:]))
     rank.arrive(job("c", [PREFILL], TOKENS[9:], scored=True))
-    found = {one.job.request_id: one.scores for one in rank.settle() if isinstance(one, Computed)}
+    found = {one.job.request_id: one.scores for one in rank.settle() if isinstance(one, Scored)}
 
     assert list(found["a"]) == list(zip(kv_of(TOKENS)[:-1], TOKENS[1:]))
-    assert found["b"] == ()
+    assert "b" not in found
     assert list(found["c"]) == list(zip(kv_of(TOKENS[9:])[:-1], TOKENS[10:]))

@@ -1,0 +1,319 @@
+"""A pipeline of ranks over layers: chunks of one prompt are in different stages at once.
+
+Used by `ranks/computing`. Mooncake's chunked pipeline parallelism (FAST'25, section 5.1). The first stage has
+the planner. It tells the others what to do, and each does it after all that it was told before:
+
+    stage 0   chunk 1 | chunk 2 | chunk 3 | next prompt
+    stage 1             chunk 1 | chunk 2 | chunk 3 -> first token
+
+All stages use the same numbers of pages and halves, for their own layers. Explained in
+docs/explain/layer-wise-prefill.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec.structs import replace as with_fields
+
+from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
+from mooncake_lite.engine.flights import BAD, TRANSFER_LIMIT_S
+from mooncake_lite.engine.runner import Runner
+from mooncake_lite.messages import BlockRef, Logprobs
+from mooncake_lite.messages.stages import (
+    HalfEnded,
+    HiddenAt,
+    HiddenTaken,
+    LateTokens,
+    StageChunk,
+    StageEnded,
+    StageMove,
+    StageStep,
+)
+from mooncake_lite.model.layer_hook import LayerHook
+from scheduler.instance import JobId, Late, Result, Step, TransferEnded
+from scheduler.instance.step import Chunk, Draw, LandGroup, ReadGroup, Score, WriteGroup
+from store.layout import check_of
+from transport.batch import Transfer
+
+if TYPE_CHECKING:
+    from transport.engine import TransferEngine
+
+WAIT_S = 0.002
+"""Longest wait for messages of a first stage that has nothing else to do."""
+
+NO_JOB = JobId("", 0)
+
+
+class Neighbours:
+    """What one stage hears from the others, and the hidden states between them.
+
+    ranks     of the pipeline, first stage first; number: of this one
+    receive   (seconds) -> messages of the others; tell: (stage, message)
+    slots     (count, rows, nbytes) uint8: memory for hidden states, `offset` bytes from the start of this
+              rank's segment
+    steps     that the first stage has told and that have not begun
+    ended     what the others have reported
+    """
+
+    def __init__(
+        self,
+        ranks: Seq[int],
+        number: int,
+        transfers: TransferEngine,
+        slots: np.ndarray,
+        offset: int,
+        receive: Callable[[float], Iterable[Any]],
+        tell: Callable[[int, Any], object],
+    ) -> None:
+        self.ranks, self.number, self.tell = ranks, number, tell
+        self.steps = deque[StageStep]()
+        self.ended = deque[StageEnded]()
+        self._transfers, self._slots, self._offset, self._receive = transfers, slots, offset, receive
+        self._free, self._come = deque(range(len(slots))), deque[HiddenAt]()
+
+    @property
+    def is_last(self) -> bool:
+        """Tell whether this stage draws tokens."""
+        return self.number == len(self.ranks) - 1
+
+    def look(self, wait_s: float = 0.0) -> None:
+        """Take the messages that have come. Waits wait_s at most."""
+        for message in self._receive(wait_s):
+            match message:
+                case HiddenAt():
+                    self._come.append(message)
+                case HiddenTaken(slot):
+                    self._free.append(slot)
+                case StageStep():
+                    self.steps.append(message)
+                case StageEnded():
+                    self.ended.append(message)
+
+    @property
+    def can_begin(self) -> bool:
+        """Tell whether there is a next step, and nothing that it needs has still to come."""
+        return bool(self.steps) and (bool(self._come) or not self.steps[0].chunks)
+
+    def next_step(self) -> StageStep | None:
+        """Take out the next step, if it can begin."""
+        return self.steps.popleft() if self.can_begin else None
+
+    def take(self, rows: int) -> np.ndarray:
+        """Read the hidden states of the stage before, (rows, nbytes) uint8. Raises TransferError."""
+        at = self._come.popleft()
+        found = np.empty((rows, self._slots.shape[2]), np.uint8)
+        read = Transfer("read", found.reshape(-1), self.ranks[self.number - 1], 0, at.offset, found.nbytes)
+        self._transfers.submit([read], ("hidden states", "")).wait(TRANSFER_LIMIT_S)
+        self.tell(self.number - 1, HiddenTaken(at.slot))
+        return found
+
+    def give(self, hidden: np.ndarray) -> None:
+        """Leave hidden states to the next stage. Waits while that is two passes behind.
+
+        Raises RuntimeError when it does not take them.
+        """
+        until = time.monotonic() + TRANSFER_LIMIT_S
+        while not self._free:
+            if time.monotonic() > until:
+                raise RuntimeError(f"rank {self.ranks[self.number + 1]} takes no hidden states")
+            self.look(0.1)
+        slot = self._free.popleft()
+        self._slots[slot, : len(hidden)] = hidden
+        self.tell(self.number + 1, HiddenAt(slot, self._offset + slot * self._slots[0].nbytes))
+
+
+class StageEngine:
+    """Computes passes of one stage, as the runner wants it."""
+
+    def __init__(self, engine: ComputeEngine, neighbours: Neighbours) -> None:
+        self._engine, self._neighbours = engine, neighbours
+        self.on_look: Callable[[], object] = lambda: None
+
+    def compute(
+        self, chunks: Seq[Chunk], hook: LayerHook | None = None
+    ) -> tuple[list[Drawn], list[list[Logprobs]]]:
+        """Compute a pass. What the last stage draws is returned there, and nothing elsewhere."""
+        near = self._neighbours
+        hidden = near.take(sum(len(chunk.token_ids) for chunk in chunks)) if near.number else None
+        looking = _Looking(self._look, hook or LayerHook())
+        if near.is_last:
+            return self._engine.compute(chunks, looking, hidden)
+        near.give(self._engine.pass_on(chunks, looking, hidden))
+        return [], []
+
+    def _look(self) -> None:
+        self._neighbours.look()
+        self.on_look()
+
+
+class _Looking(LayerHook):
+    """A hook that also looks after the messages of the other stages."""
+
+    def __init__(self, look: Callable[[], None], inner: LayerHook) -> None:
+        self._look, self._inner = look, inner
+
+    def before(self, layer: int) -> None:
+        self._look()
+        self._inner.before(layer)
+
+    def after(self, layer: int) -> None:
+        self._inner.after(layer)
+
+
+class FirstRunner:
+    """The runner of a first stage: tells the others what it does, and the planner what all have done.
+
+    part    (place of a block) -> place of this stage's layers of it
+    _parts    half -> the ends of its transfer, by stage; _places: what is read into it
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        engine: StageEngine,
+        neighbours: Neighbours,
+        part: Callable[[BlockRef], BlockRef],
+    ) -> None:
+        self._runner, self._engine, self._near, self._part = runner, engine, neighbours, part
+        self._parts: dict[int, dict[int, TransferEnded]] = {}
+        self._places: dict[int, Seq[BlockRef]] = {}
+
+    def run(self, step: Step, moved: OnMoved | None = None) -> Result:
+        """Do this stage's part of a step, which the others do later. See Runner.run."""
+        for order in orders_of(step):
+            for stage in range(1, len(self._near.ranks)):
+                self._near.tell(stage, order)
+        self._places |= {read.half: read.places for read in step.reads}
+        self._engine.on_look = partial(self._tell, moved, ())
+        if step.only_waits and not step.reads:
+            self._near.look(WAIT_S)
+        result = self._runner.run(own_part(step, self._part), partial(self._tell, moved))
+        halves, late = self._all_told(result.halves)
+        return replace(result, step=step, halves=halves, late=late)
+
+    def _tell(self, moved: OnMoved | None, own: Seq[TransferEnded], late: Seq[Late] = ()) -> None:
+        """Tell of ends while a pass goes on."""
+        if moved is not None and any(told := self._all_told(own)):
+            moved(*told)
+
+    def _all_told(self, own: Iterable[TransferEnded]) -> tuple[list[TransferEnded], list[Late]]:
+        """Return transfers that have ended on all stages, and late tokens."""
+        told: list[tuple[int, TransferEnded]] = [(0, one) for one in own]
+        late: list[Late] = []
+        while self._near.ended:
+            report = self._near.ended.popleft()
+            told += [(report.stage, _ended_of(half)) for half in report.halves]
+            late += [Late(JobId(*one.job), one.tokens, one.logprobs, one.scores) for one in report.late]
+        return list(self._whole(told)), late
+
+    def _whole(self, told: Iterable[tuple[int, TransferEnded]]) -> Iterator[TransferEnded]:
+        for stage, one in told:
+            parts = self._parts.setdefault(one.number, {})
+            parts[stage] = one
+            if len(parts) == len(self._near.ranks):
+                del self._parts[one.number]
+                yield self._joined([parts[number] for number in range(len(parts))])
+
+    def _joined(self, parts: Seq[TransferEnded]) -> TransferEnded:
+        """Join the ends of a transfer's parts, first layers first. What was read is compared here."""
+        number, places = parts[0].number, self._places.pop(parts[0].number, None)
+        problem = next((part.problem for part in parts if part.problem), "")
+        if problem:
+            return TransferEnded(number, problem, any(part.may_still_land for part in parts))
+        sums = [list(itertools.chain(*some)) for some in zip(*(part.sums for part in parts))]
+        if places is None:
+            return TransferEnded(number, sums=sums)
+        checked = [ref for ref in places if ref.check]
+        bad = [ref for ref, found in zip(checked, sums, strict=True) if check_of(found) != ref.check]
+        return TransferEnded(number, BAD if bad else "", bad=bad)
+
+
+# ----------------------------------------------------------------------------------- what is told
+
+
+def part_of(layers: range, layer_nbytes: int) -> Callable[[BlockRef], BlockRef]:
+    """Return what turns the place of a block into the place of these layers of it."""
+    first, nbytes = layers.start * layer_nbytes, len(layers) * layer_nbytes
+    return lambda ref: with_fields(ref, offset=ref.offset + first, nbytes=nbytes)
+
+
+def own_part(step: Step, part: Callable[[BlockRef], BlockRef]) -> Step:
+    """Return a step with the places of a stage's layers."""
+    return replace(
+        step,
+        reads=tuple(replace(one, places=[*map(part, one.places)]) for one in step.reads),
+        writes=tuple(replace(one, places=[*map(part, one.places)]) for one in step.writes),
+    )
+
+
+def orders_of(step: Step) -> list[StageStep]:
+    """Return what the other stages have to do: moves do not wait for hidden states."""
+    reads = [StageMove(one.half, len(one.places), list(one.places), []) for one in step.reads]
+    lands = [StageMove(one.half, one.count, [], list(one.pages)) for one in step.lands]
+    writes = [StageMove(one.half, len(one.places), list(one.places), list(one.pages)) for one in step.writes]
+    found = [StageStep(reads, lands, writes, [])] if reads or lands or writes else []
+    chunks = [_told(chunk) for chunk in step.chunks]
+    return [*found, StageStep([], [], [], chunks)] if chunks else found
+
+
+def _told(chunk: Chunk) -> StageChunk:
+    draw = chunk.draws[0] if chunk.draws else None
+    sampling = (
+        draw.sampling if draw is not None else chunk.score.sampling if chunk.score is not None else None
+    )
+    return StageChunk(
+        (*chunk.job,), list(chunk.token_ids), chunk.start, list(chunk.pages), sampling,
+        list(draw.token_ids) if draw is not None else [],
+        draw.answered if draw is not None else 0,
+        list(draw.stop_ids) if draw is not None else [],
+        [one.branch for one in chunk.draws],
+        None if chunk.score is None else list(chunk.score.targets),
+    )  # fmt: skip
+
+
+def step_of(order: StageStep, now: float) -> Step:
+    """Return the step that a stage does for an order."""
+    return Step(
+        now,
+        reads=tuple(ReadGroup(one.half, one.places, NO_JOB, 0) for one in order.reads),
+        lands=tuple(LandGroup(one.half, one.count, one.pages, NO_JOB) for one in order.lands),
+        writes=tuple(WriteGroup(one.half, one.pages, one.places, NO_JOB, 0) for one in order.writes),
+        chunks=tuple(map(_heard, order.chunks)),
+    )
+
+
+def _heard(told: StageChunk) -> Chunk:
+    stops, sampling = frozenset(told.stop_ids), told.sampling
+    draws = [Draw(sampling, told.sequence, told.answered, stops, branch) for branch in told.branches]
+    score = None if told.targets is None else Score(sampling, told.targets)
+    return Chunk(JobId(*told.job), told.token_ids, told.start, told.pages, tuple(draws), True, score)
+
+
+def report_of(stage: int, result: Result) -> StageEnded:
+    """Return what a stage reports of a step to the first one."""
+    tokens, logprobs, scores = iter(result.tokens), iter(result.logprobs), iter(result.scores)
+    late = []
+    for chunk in result.step.chunks if result.tokens or result.scores else ():
+        count = len(chunk.draws)
+        scored = list(next(scores)) if chunk.score is not None else []
+        drawn = list(itertools.islice(tokens, count)), list(itertools.islice(logprobs, count))
+        late.append(LateTokens((*chunk.job,), *drawn, scored))
+    return StageEnded(stage, halves_of(result.halves), late)
+
+
+def halves_of(ended: Iterable[TransferEnded]) -> list[HalfEnded]:
+    """Return what a stage reports of transfers."""
+    return [HalfEnded(one.number, one.problem, one.may_still_land, list(one.sums)) for one in ended]
+
+
+def _ended_of(half: HalfEnded) -> TransferEnded:
+    return TransferEnded(half.number, half.problem, half.may_still_land, sums=half.sums)

@@ -1,0 +1,208 @@
+"""A rank of a pipeline: its connections to the other stages, and the loop of a stage that is not the first.
+
+Used by `assemble.py`. What is told and reported stands in `engine/pipeline.py`. The first stage is driven by
+`loop.py`, as a rank without a pipeline. See docs/explain/layer-wise-prefill.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from mooncake_lite import messages as m
+from mooncake_lite.config.modes import pipeline_of
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.engine.contract import ComputeEngine
+from mooncake_lite.engine.pipeline import (
+    FirstRunner,
+    Neighbours,
+    StageEngine,
+    halves_of,
+    own_part,
+    part_of,
+    report_of,
+    step_of,
+)
+from mooncake_lite.engine.runner import Runner
+from mooncake_lite.launch.run_dir import RunDir
+from mooncake_lite.messages.stages import TO_STAGE, StageEnded, StageStep
+from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.sizes import block_layout, hidden_nbytes, pool_bytes, stage_bytes
+from mooncake_lite.model.stages import Stage
+from mooncake_lite.ranks.computing.loop import StepRunner
+from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
+from scheduler.instance import Late, TransferEnded
+from transport.address import reachable_address, tcp_endpoint
+from transport.channel import Hub, Spoke
+from transport.curve import CurveKeys
+from transport.engine import TransferEngine
+from transport.wire import Decoder
+from transport.world import World
+
+IDLE_WAIT_S = 0.1
+"""Longest wait for the other stages, in which the conductor's Stop waits too."""
+
+NOTHING = StageStep([], [], [], [])
+
+
+class StageLinks:
+    """Messages between the ranks of a pipeline.
+
+    ranks   of the pipeline, first stage first; stage: this rank's
+
+    All ranks of the cluster have to make one at the same time: they exchange addresses over MPI.
+    """
+
+    def __init__(self, world: World, config: ServeConfig, run_dir: RunDir, keys: CurveKeys) -> None:
+        self.ranks = pipeline_of(config.roles, world.rank)
+        self.stage = Stage(self.ranks.index(world.rank), len(self.ranks))
+        self._hub: Hub | None = None
+        self._spokes: dict[int, Spoke] = {}
+        decoder, mine = Decoder(TO_STAGE), b""
+        if self.stage.count > 1:
+            keys = CurveKeys.generate(keys)
+            self._hub = Hub([_endpoint(world, self.ranks, run_dir)], decoder, keys)
+            mine = msgspec.msgpack.encode((self._hub.endpoints[0], keys.server_public))
+        found = world.allgather_bytes(mine)
+        for number, rank in enumerate(self.ranks):
+            if rank != world.rank and self._hub is not None:
+                endpoint, public = msgspec.msgpack.decode(found[rank], type=tuple[str, str])
+                name, theirs = f"stage-{self.stage.number}", keys.for_server(public)
+                self._spokes[number] = Spoke(endpoint, name, decoder, theirs, context=self._hub.context)
+
+    def receive(self, wait_s: float) -> list[m.Message]:
+        """Return messages of the other stages. Waits wait_s at most."""
+        assert self._hub is not None
+        return [message for _, message in self._hub.receive(wait_s)]
+
+    def tell(self, stage: int, message: m.Message) -> None:
+        """Send to another stage. Raises RuntimeError when it takes nothing any more."""
+        if not self._spokes[stage].send(message):
+            raise RuntimeError(f"rank {self.ranks[stage]} of the pipeline does not read its messages")
+
+    def close(self) -> None:
+        """Close the connections."""
+        for spoke in self._spokes.values():
+            spoke.close()
+        if self._hub is not None:
+            self._hub.close()
+
+
+def _endpoint(world: World, ranks: Sequence[int], run_dir: RunDir) -> str:
+    """Return where the other ranks of a pipeline reach this one."""
+    others = [world.hostnames[rank] for rank in ranks if world.node_of[rank] != world.node_of[world.rank]]
+    return tcp_endpoint(reachable_address(others), "*") if others else run_dir.stage(world.rank)
+
+
+class StageMemory:
+    """A rank's segment behind what it lends.
+
+    staging   for blocks of `layout`, as many as on the first stage, which has the most layers
+    slots     for hidden states, (count, rows, nbytes), `offset` bytes from the start of the segment
+    layers    of the model that this stage holds
+    """
+
+    def __init__(
+        self, config: ServeConfig, model: ModelConfig, role: str, stage: Stage, segment: np.ndarray
+    ) -> None:
+        lent = pool_bytes(config, model, role)
+        self.offset = len(segment) - stage_bytes(config, model, role)
+        self.layers, self.layout = stage.layers(model), block_layout(config, stage.part_of(model))
+        count = (self.offset - lent) // block_layout(config, Stage(0, stage.count).part_of(model)).nbytes
+        self.staging = segment[lent : lent + count * self.layout.nbytes]
+        rows = config.max_num_batched_tokens
+        self.slots = segment[self.offset :].reshape(-1, rows, hidden_nbytes(config, model))
+
+
+class Pipeline:
+    """The parts of a rank's runner that know of the other stages.
+
+    compute   a pass of this stage, for its Runner
+    near      what it hears from the others
+    part      (place of a block) -> place of this stage's layers of it
+    """
+
+    def __init__(
+        self, links: StageLinks, memory: StageMemory, engine: ComputeEngine, transfers: TransferEngine
+    ) -> None:
+        self.near = Neighbours(
+            links.ranks, links.stage.number, transfers, memory.slots, memory.offset, links.receive, links.tell
+        )
+        self._engine = StageEngine(engine, self.near)
+        self.compute = self._engine.compute
+        self.part = part_of(memory.layers, memory.layout.layer_nbytes)
+
+    def runner(self, own: Runner) -> StepRunner:
+        """Return the runner of this stage."""
+        return own if self.near.number else FirstRunner(own, self._engine, self.near, self.part)
+
+
+class StageLoop:
+    """The loop of a stage that is not the first: does what that one tells, in its order, and reports.
+
+    runner      own, or one around it; own: the runner of this stage
+    hello       to the conductor, which takes part in nothing else
+    stop        the first Stop message; may_leave: the second one has arrived too
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        runner: StepRunner,
+        own: Runner,
+        transfers: TransferEngine,
+        conductor: Spoke,
+        hello: m.RankHello,
+        roles: Sequence[str],
+        must_stop: Callable[[], bool],
+        new_term: Callable[[], int],
+    ) -> None:
+        self._near, self._part, self._runner, self._own = pipeline.near, pipeline.part, runner, own
+        self._transfers, self._conductor, self._hello, self._roles = transfers, conductor, hello, roles
+        self._must_stop, self._new_term = must_stop, new_term
+        self._reported_at = 0.0
+        self.stop: m.Stop | None = None
+        self.may_leave = False
+
+    def run(self) -> None:
+        """Serve until told to stop, or until the conductor is gone."""
+        while self.stop is None and not self._must_stop():
+            self.turn()
+
+    def turn(self) -> None:
+        """Read, compute, tell."""
+        self._read_conductor()
+        idle = not (self._own.is_moving or self._near.can_begin)
+        self._near.look(IDLE_WAIT_S if idle else 0.0)
+        order = self._near.next_step()
+        if order is None and not self._own.is_moving:
+            return
+        step = own_part(step_of(order or NOTHING, time.monotonic()), self._part)
+        self._tell(report_of(self._near.number, self._runner.run(step, self._moved)))
+
+    def close(self) -> None:
+        """Nothing is open but the connections to the other stages, which belong to the caller."""
+
+    def _moved(self, halves: Sequence[TransferEnded], late: Sequence[Late] = ()) -> None:
+        self._tell(StageEnded(self._near.number, halves_of(halves), []))
+
+    def _tell(self, report: StageEnded) -> None:
+        if report.halves or report.late:
+            self._near.tell(0, report)
+
+    def _read_conductor(self) -> None:
+        now = time.monotonic()
+        if term := self._new_term():
+            self._conductor.send(msgspec.structs.replace(self._hello, epoch=term))
+        if now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
+            self._conductor.send(rank_stats(self._hello.rank, self._roles, {}, self._transfers))
+        for message in self._conductor.receive(0.0):
+            if isinstance(message, m.Stop):
+                self.may_leave = self.stop is not None  # the second one; the first says why
+                self.stop = self.stop or message
+            elif isinstance(message, m.MarkLost):
+                self._transfers.mark_lost(message.rank, message.reason)
