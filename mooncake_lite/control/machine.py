@@ -11,8 +11,6 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from msgspec.structs import replace
-
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
@@ -65,7 +63,7 @@ class Control:
         self._succession = Succession(books, self._pool, self.dispatcher, self._end_rank)
         self._gone = {lost.rank: lost for lost in config.lost}
         for rank in list(self._gone):
-            self._end_instance(rank, 0.0)
+            self._end_others(config.instance_of(rank), rank, 0.0)
         self._handlers = self._all_handlers(Reports(books, self._pool, self.requests, self.dispatcher))
 
     def _all_handlers(self, reports: Reports) -> dict[type, Callable[[Any, float], None]]:
@@ -208,24 +206,19 @@ class Control:
             self._stop(reason, 0.0, True)
             return
         self._gone[lost.rank] = lost
-        for rank in self._end_instance(lost.rank, now):
-            one = self._gone[rank]
-            reason = f"rank {rank} ({self.members.role_of(rank)}) {one.reason}"
-            self._losses.apply(rank, reason, one.ended, now)
+        ranks = self.config.instance_of(lost.rank)
+        self._end_others(ranks, lost.rank, now)
+        all_ended = all(rank in self._gone and self._gone[rank].ended for rank in ranks)
+        ended = all_ended if lost.rank == ranks[0] else lost.ended  # what it was granted, others may write
+        self._losses.apply(lost.rank, reason, ended, now)
+        if all_ended:
+            self.directory.settle_writer(ranks[0])
 
-    def _end_instance(self, lost: int, now: float) -> list[int]:
-        """Kill the other ranks of a pipeline. Returns those to take out of the books, once all have ended."""
-        ranks = self.config.instance_of(lost)
-        alive = [rank for rank in ranks if rank not in self._gone]
-        for rank in alive:
-            self._end_rank(rank, f"rank {lost} of its pipeline is lost", now)
-        if alive:
-            return []
-        if not all(
-            self._gone[rank].ended for rank in ranks
-        ):  # others may write what the first one was granted
-            self._gone[ranks[0]] = replace(self._gone[ranks[0]], ended=False)
-        return [rank for rank in reversed(ranks) if rank not in self.members.lost]
+    def _end_others(self, ranks: list[int], lost: int, now: float) -> None:
+        """Kill the other ranks of a pipeline: an instance dies as a whole."""
+        for rank in ranks:
+            if rank not in self._gone:
+                self._end_rank(rank, f"rank {lost} of its pipeline is lost", now)
 
     def _end_rank(self, rank: int, reason: str, now: float) -> None:
         """Have a rank killed that does not do what it should. It counts as lost when it has ended."""

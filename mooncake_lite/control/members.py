@@ -5,7 +5,7 @@ Used by `machine.py`. Books only.
 
 from __future__ import annotations
 
-from mooncake_lite.config.modes import COMPUTE_ROLES
+from mooncake_lite.config.modes import COMPUTE_ROLES, DUTIES
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.events import RankJoined
 
@@ -34,7 +34,7 @@ class Members:
         self.gateways: set[str] = set()
         self.lost: dict[int, str] = {}
         self.stores = config.ranks_of("store")
-        self.computes = [rank for role in COMPUTE_ROLES for rank in config.ranks_of(role)]
+        self.computes = [rank for role in COMPUTE_ROLES if DUTIES[role] for rank in config.ranks_of(role)]
         self.spans_nodes = len(set(config.nodes)) > 1
         self._keepers = [self._keeper(rank) for rank in range(len(config.roles))]
         for lost in config.lost:

@@ -68,8 +68,8 @@ class SimulatedRank:
         elif self._leaps:
             self._leaps = False
             self._set_alarm(self._runner.cut())
-        elif halves := self._runner.moved():
-            self._tell(self.rank.moved(halves, (), self._world.clock.now))
+        elif any(told := self._runner.moved()):
+            self._tell(self.rank.moved(*told, self._world.clock.now))
 
     def _set_alarm(self, time: float) -> None:
         """End the step under way at this time."""
@@ -92,7 +92,7 @@ class SimulatedRank:
                 return
             result = self._runner.end()
             self._tell(rank.ended(result, clock.now))
-            begun, ended = step.reads or step.puts, result.halves or result.puts
+            begun, ended = step.reads or step.puts, result.halves or result.puts or result.late
             if step.only_waits and not (begun or ended or self._inbox):
                 break
         self._runs = False

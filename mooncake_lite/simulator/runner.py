@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from mooncake_lite.profiles.compute import PassLoad, load_of
+from mooncake_lite.simulator.clock import Action
 from mooncake_lite.simulator.faults import LATE_WRITE_S
 from mooncake_lite.simulator.kv import KV, NOTHING, Content
 from mooncake_lite.simulator.surroundings import Surroundings
-from scheduler.instance import JobId, Result, Step, TransferEnded
+from scheduler.instance import JobId, Late, Result, Step, TransferEnded
 from scheduler.instance.staging import HALVES
 from scheduler.instance.step import Chunk, Growth, LayerLoad, WriteGroup
 from store.layout import check_of
@@ -30,6 +32,12 @@ class VirtualRunner:
 
     wake     is called when a transfer has ended
     halves   what the staging halves hold, and _slots the single slots
+
+    Of a pipeline it models all stages. Each takes the same part of a pass, and moves its part of blocks once
+    it has done what it was told before.
+
+    _ranks      of the pipeline; one alone without a pipeline
+    _last_done  when the last stage has done all passes so far
     """
 
     def __init__(self, number: int, kv: KV, world: Surroundings, wake: Callable[[], None]) -> None:
@@ -40,6 +48,9 @@ class VirtualRunner:
         self._late_until = [0.0] * HALVES
         self._ended_halves: list[TransferEnded] = []
         self._ended_puts: list[TransferEnded] = []
+        self._late: list[Late] = []
+        self._ranks = world.shape.config.instance_of(number)
+        self._last_done = 0.0
         self._lost: TransferEnded | None = None
         self._tokens: list[int] = []
         self._passes: list[tuple[float, float]] = []  # end and seconds of each pass of the step under way
@@ -49,12 +60,12 @@ class VirtualRunner:
         world, kv = self._world, self._kv
         for read in step.reads:
             landed = partial(self._arrived, read.half, read.places)
-            world.hardware.read(self._number, read.places, landed)
+            self._when_all_can(partial(world.hardware.read, self._number, read.places, landed))
         for land in step.lands:
             kv.put(land.pages, self._kept(land.half, self._halves[land.half][: land.count]))
         for group in step.writes:
             if not group.behind:
-                self._write(group, len(group.places))
+                self._when_all_can(partial(self._write, group, len(group.places)))
         for save in step.saves:
             self._slots[save.slot] = kv.block(save.pages)
         saved = [self._sums(self._slots[save.slot]) for save in step.saves]
@@ -76,6 +87,17 @@ class VirtualRunner:
                 world.clock.at(ends_at, partial(self._write, group, count))
         return ends_at
 
+    def _when_all_can(self, begin: Action) -> None:
+        """Begin a transfer once the last stage has done what it was told before."""
+        if self._last_done > self._world.clock.now:
+            self._world.clock.at(self._last_done, begin)
+        else:
+            begin()
+
+    @property
+    def _is_dead(self) -> bool:
+        return not self._world.dead.isdisjoint(self._ranks)
+
     def _blocks(self, group: WriteGroup) -> list[Content]:
         """Return what the blocks of a group hold now."""
         size = self._per_block
@@ -85,7 +107,7 @@ class VirtualRunner:
     def _write(self, group: WriteGroup, count: int) -> None:
         """Begin to write a group; it takes as long as `count` blocks. They are copied as late as may be."""
         left = partial(self._left, self._ended_halves, group.half, group.places, partial(self._blocks, group))
-        if self._number not in self._world.dead:
+        if not self._is_dead:
             self._world.hardware.write(self._number, group.places[:count], left)
 
     def _come_in(self, load: LayerLoad) -> float:
@@ -122,12 +144,29 @@ class VirtualRunner:
             if number > 1:
                 chunks, load = self._next_pass(chunks, number, growths), _longer(load)
             drawn = self._kv.compute(chunks) if self._lost is None else []
-            seconds = self._world.hardware.pass_s(self._number, load)
+            seconds = self._world.hardware.pass_s(self._number, load) / len(self._ranks)
             at += seconds
-            self._tokens += drawn
             self._passes.append((at, seconds))
+            if len(self._ranks) > 1:
+                self._draw_late(chunks, drawn, at, seconds)
+                return
+            self._tokens += drawn
             if not stops.isdisjoint(drawn):
                 return
+
+    def _draw_late(
+        self, chunks: Sequence[Chunk], drawn: Sequence[int], first_done: float, seconds: float
+    ) -> None:
+        """Have the last stage draw tokens when it has done a pass, which takes each stage so many seconds."""
+        behind = first_done + (len(self._ranks) - 1) * seconds
+        self._last_done, tokens = max(behind, self._last_done + seconds), iter(drawn)
+        late = [Late(one.job, [*islice(tokens, len(one.draws))], [None] * len(one.draws)) for one in chunks]
+        self._world.clock.at(self._last_done, partial(self._drawn, late))
+
+    def _drawn(self, late: list[Late]) -> None:
+        if not self._is_dead:
+            self._late += [one for one in late if one.tokens]
+            self._wake()
 
     def _next_pass(
         self, chunks: Sequence[Chunk], number: int, growths: deque[tuple[int, Growth]]
@@ -154,18 +193,27 @@ class VirtualRunner:
         del self._tokens[left * len(self._step.chunks) :]
         return self._passes[-1][0]
 
-    def moved(self) -> Sequence[TransferEnded]:
-        """Take out the transfers of halves that have ended by now."""
+    def moved(self) -> tuple[Sequence[TransferEnded], Sequence[Late]]:
+        """Take out the transfers of halves that have ended by now, and late tokens."""
         halves, self._ended_halves[:] = tuple(self._ended_halves), ()
-        return halves
+        late, self._late[:] = tuple(self._late), ()
+        return halves, late
 
     def end(self) -> Result:
         """Return the result of the step, with the transfers that have ended by now."""
-        halves = self.moved()
+        halves, late = self.moved()
         puts, self._ended_puts[:] = tuple(self._ended_puts), ()
         *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
         return Result(
-            self._step, self._tokens, self._saved, halves, puts, seconds, passes=passes, lost=self._lost
+            self._step,
+            self._tokens,
+            self._saved,
+            halves,
+            puts,
+            seconds,
+            passes=passes,
+            lost=self._lost,
+            late=late,
         )
 
     def _sums(self, block: Content) -> list[int]:
@@ -174,7 +222,7 @@ class VirtualRunner:
     def _arrived(self, half: int, places: Sequence[BlockRef]) -> None:
         """End a read. Bytes of one that has failed may come into the half much later."""
         world = self._world
-        if self._number in world.dead:
+        if self._is_dead:
             return
         source_lost = not world.dead.isdisjoint(place.rank for place in places) and world.dice.random() < 0.5
         if source_lost or world.dice.random() < world.faults.read_fails:
@@ -202,7 +250,7 @@ class VirtualRunner:
     ) -> None:
         """End a write. One that has failed leaves some of its places as they were."""
         world = self._world
-        if self._number in world.dead:
+        if self._is_dead:
             return
         fails, blocks = world.dice.random() < world.faults.write_fails, copied()
         for place, block in zip(places, blocks):

@@ -39,6 +39,9 @@ TBT_LIMITS_S = (inf, inf, 0.0205, 0.02)
 PROMPT_BLOCKS, ANSWER_BLOCKS = 12, 4
 """Blocks of the longest prompt that a rank gets in a run with faults, and of the longest answer."""
 
+IN_STAGES = 0.2
+"""Share of clusters whose prefill instances are pipelines, where they have prefill ranks."""
+
 LAYOUT = (2, 1, 16, 4, 4, "none")
 """A block of 16 tokens in two layers: 1 KiB."""
 
@@ -125,7 +128,18 @@ class Shape:
         )  # fmt: skip
         blocks = PROMPT_BLOCKS + ANSWER_BLOCKS + random.choice((0, 4, 60))
         per_block = shape.layout.block_tokens // shape.page_tokens
-        return dataclasses.replace(shape, pages=blocks * per_block)
+        shape = dataclasses.replace(shape, pages=blocks * per_block)
+        apart = Random(f"{roles} {nodes} {pool}")  # so that all else is drawn as without pipelines
+        return shape.in_stages(apart.choice((2, 3))) if apart.random() < IN_STAGES else shape
+
+    def in_stages(self, count: int) -> Shape:
+        """Return the same cluster with a pipeline of `count` ranks in place of each prefill rank."""
+        more = [count - 1 if role == "prefill" else 0 for role in self.config.roles]
+        roles = [one for role, n in zip(self.config.roles, more) for one in (role, *["stage"] * n)]
+        nodes = [node for node, n in zip(self.config.nodes, more) for _ in range(1 + n)]
+        segments = [one for size, n in zip(self.segments, more) for one in (size, *[0] * n)]
+        config = replace(self.config, roles=roles, nodes=nodes)
+        return dataclasses.replace(self, config=config, segments=segments, chunked=True, by_layers=False)
 
     @property
     def layout(self) -> BlockLayout:
@@ -159,7 +173,17 @@ class Shape:
         config, size = self.config, self.layout.block_tokens
         pages = Pages(self.pages, self.page_tokens)
         by_layers = self.layout.layers if self.by_layers else 0
-        limits = Limits(self.budget, self.slots, self.prompts, self.chunked, self.overlaps, by_layers)
+        stages = len(config.instance_of(rank))
+        limits = Limits(
+            self.budget,
+            self.slots,
+            self.prompts,
+            self.chunked,
+            self.overlaps,
+            by_layers,
+            late=stages > 1,
+            even=4 * self.layout.block_tokens * (stages > 1),
+        )
         staging, prefix = (
             Staging(self.half_blocks, self.put_slots),
             new_prefix_cache(self.sharing, pages, size),

@@ -33,6 +33,7 @@ from mooncake_lite.simulator.kv import ExactKV, NoKV
 from mooncake_lite.simulator.memory import Memory
 from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, Post
 from mooncake_lite.simulator.setting import Setting
+from mooncake_lite.simulator.stage_rank import StageModel
 from mooncake_lite.simulator.store_rank import StoreModel
 from mooncake_lite.simulator.succession import Succession
 from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
@@ -151,12 +152,14 @@ class World(Post):
         """Have the conductor die soon, and the next one take over."""
         self.conductors.begin_dying()
 
-    def _model(self, rank: int, role: str) -> SimulatedRank | StoreModel:
+    def _model(self, rank: int, role: str) -> SimulatedRank | StoreModel | StageModel:
         shape, most = self.shape, self._most_passes
         if shape.segments[rank]:
             self.memory.add_segment(rank, shape.segment_bytes(rank))
         if role == "store":
             return StoreModel(rank, shape.tier_blocks, self)
+        if role == "stage":
+            return StageModel(rank, self)
         hello = m.RankHello(rank, role, shape.config.nodes[rank])
         if not self.exact:
             machine = ComputingRank(hello, shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest)

@@ -1,0 +1,23 @@
+"""A rank of a pipeline that is not its first, in virtual time: it joins, and it may die.
+
+Used by `world.py`. What it computes and moves is part of the first rank's runner (runner.py).
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from mooncake_lite.ranks.computing.machine import NewTerm
+from mooncake_lite.simulator.surroundings import Surroundings
+
+
+class StageModel:
+    """One rank. term: number of the latest conductor that it knows."""
+
+    def __init__(self, number: int, world: Surroundings) -> None:
+        self.number, self.term, self._world = number, 0, world
+
+    def on(self, news: NewTerm) -> None:
+        """Join a new conductor."""
+        self.term = news.number
+        self._world.answer(replace(self._world.shape.joined(self.number), epoch=self.term))
