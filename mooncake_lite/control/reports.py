@@ -45,16 +45,20 @@ class Reports:
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
         if record.tail is not None:
             self._directory.note_sums(record.tail.object_id, ended.tail_checksums)
-        for branch in record.branches & {*ended.finished}:
-            self._requests.answered(record, branch)
-        record.branches -= record.dropped
         if record.stage is Stage.CANCELLED:
             self._requests.finish(record, now)
-        elif not record.branches:
+            return
+        left = record.branches - {*ended.finished} - record.dropped
+        if left and not self._requests.is_sound(record):
+            # The gateway is asked about ended branches too: its client may have tokens of these alone.
+            self._requests.lose(record, "its KV, or the rank that would decode it, is lost", now)
+            return
+        for branch in record.branches & {*ended.finished}:
+            self._requests.answered(record, branch)
+        record.branches = left
+        if not left:
             self._release(record)
             self._requests.end_answered(record, now)
-        elif not self._requests.is_sound(record):
-            self._requests.lose(record, "its KV, or the rank that would decode it, is lost", now)
         else:
             self._state.end_prefill(record.request_id, now)
             self._requests.keep_slots(record)
@@ -164,6 +168,7 @@ class Reports:
         record = self._requests.current(preempted, Step.PREEMPT, Step.DROP)
         if record is None or preempted.branch not in record.branches:
             return
+        record.resumed = True  # it ran, so its client has a token
         kept = self._swaps.end(preempted, now)
         is_wanted = record.stage is not Stage.CANCELLED and preempted.branch not in record.dropped
         if record.n == 1 and is_wanted:
@@ -188,6 +193,6 @@ class Reports:
     ) -> None:
         self._requests.move(record, Step.PREEMPT)
         self._requests.free(record, now, keeps_kv=kept is not None)
-        record.kept, record.resumed = kept, True  # it ran, so its client has a token
+        record.kept = kept
         record.go_on_from(preempted, now)
         self._requests.wait_again(record, now)
