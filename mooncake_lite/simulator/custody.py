@@ -333,13 +333,11 @@ class Custody(Uses):
         self.on_ssd.setdefault(event.rank, set()).update(event.keys)
 
     def _chunk_stored(self, event: ev.ChunkStored) -> None:
-        """End writes of a prefill that goes on."""
-        known, key = self._of(event.request_id), _work(event)
-        if known.attempt == event.attempt and key in self._uses:
+        """End writes of a prefill that goes on, or whose failure was not heard."""
+        known = self._of(event.request_id)
+        if known.attempt == event.attempt:
             stored = known.store[event.first : event.first + len(event.checksums)]
-            uses = [use for use in self._uses[key] if use.kind == "write" and use.ref in stored]
-            self._memory.end(uses)
-            self._uses[key] = [use for use in self._uses[key] if use not in uses]
+            self._end_writes(_work(event), stored, event.rank)
 
     def _request_goes_on(self, event: GoesOn) -> None:
         """End the reads of a request. A branch that ends early leaves those of its siblings, and one of an

@@ -69,6 +69,13 @@ class Uses:
             self._memory.end(use for use in self._uses[key] if use.kind == "read")
             self._uses[key] = [use for use in self._uses[key] if use.kind != "read"]
 
+    def _end_writes(self, key: UseKey, places: Sequence[BlockRef], rank: int) -> None:
+        """End the writes of an order to places that have all their bytes. The rest may have failed."""
+        for uses in (self._uses.get(key, []), self._late.get(rank, [])):
+            written = [use for use in uses if use.kind != "read" and use.ref in places]
+            self._memory.end(written)
+            uses[:] = [use for use in uses if use not in written]
+
     def _end_use(self, use: Use, rank: int, *, late: bool) -> None:
         if not late:
             self._memory.end([use])
