@@ -30,7 +30,7 @@ blocks, with preemptions. We promise one of two kinds of equality, and test them
 With `--batch-invariant`, the logits are equal to the last bit. None of the following changes them:
 
 - what else is computed in the same decode step, and the number of threads;
-- the rank that computes the answer;
+- the rank that computes the answer, or the stages of a pipeline that compute it together;
 - the pages of the KV, and whether other prompts or other answers to the same prompt share them;
 - the way of the KV through DRAM, HDF5 files, swap or the wire, as long as `--kv-codec` is `none`;
 - sharing by hash or by radix tree, when both find the same number of tokens.

@@ -193,16 +193,16 @@ class FirstRunner:
             for stage in range(1, len(self._near.ranks)):
                 self._near.tell(stage, order)
         self._places |= {read.half: read.places for read in step.reads}
-        self._engine.on_look = partial(self._tell, moved, ())
-        if step.only_waits and not step.reads:
-            self._near.look(WAIT_S)
-        result = self._runner.run(own_part(step, self._part), partial(self._tell, moved))
+        tell = None if moved is None else partial(self._tell, moved)
+        self._engine.on_look = (lambda: None) if tell is None else partial(tell, ())
+        self._near.look(WAIT_S if step.only_waits and not step.reads else 0.0)
+        result = self._runner.run(own_part(step, self._part), tell)
         halves, late = self._all_told(result.halves)
         return replace(result, step=step, halves=halves, late=late)
 
-    def _tell(self, moved: OnMoved | None, own: Seq[TransferEnded], late: Seq[Late] = ()) -> None:
+    def _tell(self, moved: OnMoved, own: Seq[TransferEnded], late: Seq[Late] = ()) -> None:
         """Tell of ends while a pass goes on."""
-        if moved is not None and any(told := self._all_told(own)):
+        if any(told := self._all_told(own)):
             moved(*told)
 
     def _all_told(self, own: Iterable[TransferEnded]) -> tuple[list[TransferEnded], list[Late]]:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from store.objects import BlockRef
 from store.tier import HDF5Tier
 from transport.batch import Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a block lies, as a transfer names it."""
-
-    offset: int
-    nbytes: int
-    rank: int = 0
-    check: int = 0
 
 
 class _Ended:
@@ -47,20 +37,20 @@ class BytePool:
         self._nbytes = block_nbytes
         self._offsets = itertools.count(0, block_nbytes)
         self._blocks: dict[int, np.ndarray] = {}
-        self.keys: dict[int, Place] = {}
+        self.keys: dict[int, BlockRef] = {}
         self.offers: dict[tuple[int, int], list[int]] = {}
-        self.swaps: dict[Any, list[Place]] = {}
+        self.swaps: dict[Any, list[BlockRef]] = {}
 
-    def new_place(self) -> Place:
+    def new_place(self) -> BlockRef:
         """Return a place that no block has had before."""
-        return Place(next(self._offsets), self._nbytes)
+        return BlockRef(0, 0, next(self._offsets), self._nbytes)
 
-    def publish(self, keys: Sequence[int], places: Sequence[Place]) -> None:
+    def publish(self, keys: Sequence[int], places: Sequence[BlockRef]) -> None:
         """Let blocks be reused. A last block that is not full has no key."""
         for key, place in zip(keys, places):
             self.keys.setdefault(key, place)
 
-    def leading(self, keys: Sequence[int]) -> list[Place]:
+    def leading(self, keys: Sequence[int]) -> list[BlockRef]:
         """Return the places of the first blocks of a chain that are here."""
         return [self.keys[key] for key in itertools.takewhile(self.keys.__contains__, keys)]
 

@@ -16,7 +16,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "preemption": ("recompute", "swap"),
     "sharing": ("off", "hash", "radix"),
     "sampling": ("greedy", "sampled", "nucleus", "n=3"),
-    "moves": ("blocks", "layers"),
+    "moves": ("blocks", "layers", "stages"),
 }
 """The values of each dimension.
 
@@ -27,7 +27,8 @@ chunk        most tokens of a forward pass; whole: prompts are not cut
 preemption   what happens to a sequence when pages run out
 sharing      how a rank shares pages between prompts
 sampling     how tokens are chosen
-moves        KV goes to and from the pool by whole blocks, or by layers beside the passes
+moves        KV goes to and from the pool by whole blocks, or by layers beside the passes, or each stage of a
+             pipeline moves its layers
 """
 
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -56,8 +57,10 @@ class Cell:
         """Tell whether such a cluster exists: blocks and swapped KV need a pool, pages need sharing."""
         if self.mode == "split" and (self.source in ("DRAM", "HDF5") or self.preemption == "swap"):
             return False
-        if self.moves == "layers" and self.mode == "colocated":
+        if self.moves != "blocks" and self.mode == "colocated":
             return False  # its ranks decode: they would wait
+        if self.moves == "stages" and self.chunk == "whole":
+            return False
         return self.source != "rank" or self.sharing != "off"
 
     @property

@@ -45,8 +45,10 @@ from scheduler.instance import outcomes as out
 from scheduler.instance.state import Preemption
 from store.keys import next_key
 from store.layout import BlockLayout
-from tests.mooncake_lite.engine.byte_pool import BytePool, Place
+from store.objects import BlockRef
+from tests.mooncake_lite.engine.byte_pool import BytePool
 from tests.mooncake_lite.engine.exact import Case
+from tests.mooncake_lite.engine.stages import StagedRunner, stage_models
 
 BOTH = frozenset({PREFILL, DECODE})
 SALT = b"salt"
@@ -92,12 +94,19 @@ class Rank:
         sharing: str,
         pool: BytePool | None,
         preemption: Preemption,
+        stages: int = 1,
     ) -> None:
         self.model = HeardModel(model)
         engine = Engine(self.model, num_pages, BLOCK_TOKENS)  # type: ignore[arg-type]
         pages, staging = Pages(num_pages, PAGE_TOKENS), Staging(0, 0)
-        self.runner = Runner(engine)
-        if pool is not None:
+        self.runner: Runner | StagedRunner = Runner(engine)
+        if stages > 1:
+            assert pool is not None
+            *models, last = stage_models(model, stages)
+            self.model = HeardModel(last)
+            self.runner = StagedRunner([*models, self.model], num_pages, BLOCK_TOKENS, pool, STAGED)
+            staging = Staging(self.runner.blocks.half_blocks, self.runner.blocks.num_slots)
+        elif pool is not None:
             config = model.config
             layout = BlockLayout(config.layers, config.kv_heads, BLOCK_TOKENS, config.head_dim, 4)
             blocks = StagingBlocks(np.zeros(STAGED * layout.nbytes, np.uint8), layout, engine)
@@ -114,6 +123,7 @@ class OneRank:
     """All ranks of one test, and their requests. `state` is that of the one that decodes.
 
     split      one rank prefills, another decodes; needs a pool
+    stages     ranks of a pipeline that prefills in place of the one rank, if limits.late
     pool       where blocks go; None: nowhere
     reuses     whether blocks in the pool are reused by other requests
 
@@ -135,9 +145,15 @@ class OneRank:
         reuses: bool = False,
         preemption: Preemption = "recompute",
         keep_logits: bool = False,
+        stages: int = 1,
     ) -> None:
         duties = [frozenset({PREFILL}), frozenset({DECODE})] if split else [BOTH]
-        self.ranks = [Rank(model, some, num_pages, limits, sharing, pool, preemption) for some in duties]
+        self.ranks = [
+            Rank(
+                model, some, num_pages, limits, sharing, pool, preemption, stages if DECODE not in some else 1
+            )
+            for some in duties
+        ]
         self.split, self.pool, self.reuses = split, pool, reuses
         self.jobs: dict[str, Job] = {}
         self.answers: dict[Branch, list[int]] = defaultdict(list)
@@ -340,7 +356,7 @@ class OneRank:
             pool.offers[id(rank), said.put] = [block.key for block, wanted in zip(said.blocks, new) if wanted]
             self._on(rank, Granted(said.put, places))
         else:
-            has: list[Place] = pool.leading(said.keys)
+            has: list[BlockRef] = pool.leading(said.keys)
             count = -(-len(said.token_ids) // BLOCK_TOKENS)
             new_places = [pool.new_place() for _ in range(count - len(has))]
             pool.swaps[said.job] = [*has, *new_places]

@@ -58,12 +58,15 @@ def ranks(cell: Cell, model: Model) -> OneRank:
             prefills=3,
             chunked=not whole,
             layers=config.layers if cell.moves == "layers" else 0,
+            late=cell.moves == "stages",
+            even=2000 if cell.moves == "stages" else 0,
         ),
         cell.sharing,
         split=cell.mode != "colocated",
         pool=BytePool(block_nbytes) if cell.mode != "colocated" or needs_pool(cell) else None,
         reuses=cell.source == "DRAM",
         preemption="swap" if cell.preemption == "swap" else "recompute",
+        stages=2 if cell.moves == "stages" else 1,
     )
 
 

@@ -8,6 +8,7 @@ pages at equal hit length, the HDF5 tier.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in pages that are shared by hash": {"num_pages": 300, "sharing": "hash"},
     "in pages that are shared by radix": {"num_pages": 300, "sharing": "radix"},
     "on another rank, over the wire": {"num_pages": 300, "split": True},
+    "on the stages of a pipeline": {"num_pages": 300, "split": True, "stages": 2},
     "through the pool and back, by swaps": {"num_pages": 40, "preemption": "swap"},
 }
 
@@ -94,7 +96,8 @@ def test_the_logits_of_an_answer_have_the_same_bits(way: str, model: Model, expe
     use_threads(1 + ("threads" in way))
     options = dict(WAYS[way])
     pool = new_pool(model) if "split" in options or "preemption" in options else None
-    rank = OneRank(model, options.pop("num_pages"), WHOLE, pool=pool, keep_logits=True, **options)
+    limits = replace(WHOLE, late="stages" in options)
+    rank = OneRank(model, options.pop("num_pages"), limits, pool=pool, keep_logits=True, **options)
     for number, prompt in reversed(list(enumerate(prompts(LENGTHS)))):
         rank.ask(str(number), prompt, SAMPLING, TOKENS, N)
     rank.settle()

@@ -1,0 +1,113 @@
+"""A pipeline in this process: its stages share a model's weights, and messages are encoded on their way."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mooncake_lite.engine.contract import OnMoved
+from mooncake_lite.engine.engine import Engine
+from mooncake_lite.engine.pipeline import (
+    FirstRunner,
+    Neighbours,
+    StageEngine,
+    own_part,
+    part_of,
+    report_of,
+    step_of,
+)
+from mooncake_lite.engine.runner import Runner
+from mooncake_lite.engine.staging import StagingBlocks
+from mooncake_lite.messages.stages import TO_STAGE
+from mooncake_lite.model.forward import Model
+from mooncake_lite.model.stages import Stage
+from mooncake_lite.model.weights import Weights
+from scheduler.instance import Result, Step
+from store.layout import BlockLayout
+from tests.mooncake_lite.engine.byte_pool import BytePool
+from transport.batch import Transfer
+from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
+
+SLOTS, ROWS = 2, 1024
+FIRST_RANK = 100
+"""Rank number of the first stage; the pool's is 0."""
+
+
+def stage_models(model: Model, count: int) -> list[Model]:
+    """Return a model for each stage, without a copy of the weights."""
+    return [_part(model, Stage(number, count)) for number in range(count)]
+
+
+def _part(model: Model, stage: Stage) -> Model:
+    layers, weights = stage.layers(model.config), model.weights
+    some = Weights(
+        weights.embedding if stage.is_first else None,
+        weights.layers[layers.start : layers.stop],
+        weights.norm if stage.is_last else None,
+        weights.head if stage.is_last else None,
+    )
+    return Model(stage.part_of(model.config), some, "float32", "cpu", model.batch_invariant)
+
+
+class StagedRunner:
+    """All stages of a pipeline, each of which does what it can when the first one has done a step.
+
+    models   of the stages; that of the last one may be wrapped
+    """
+
+    def __init__(
+        self, models: Sequence[Any], num_pages: int, block_tokens: int, pool: BytePool, staged: int
+    ) -> None:
+        config = models[0].config
+        self._memory = [np.zeros((SLOTS, ROWS, config.hidden_size * 4), np.uint8) for _ in models]
+        self._pool, decoder = pool, Decoder(TO_STAGE)
+        boxes: list[deque[bytes]] = [deque() for _ in models]
+
+        def receive(number: int, _wait_s: float) -> list[Any]:
+            came, boxes[number] = boxes[number], deque()
+            return [decoder.decode(data) for data in came]
+
+        def tell(number: int, message: Any) -> None:
+            boxes[number].append(encode(message, DEFAULT_MAX_BYTES))
+
+        ranks = [FIRST_RANK + number for number in range(len(models))]
+        self._stages = []
+        firsts = itertools.accumulate((one.config.layers for one in models), initial=0)
+        for number, (model, first) in enumerate(zip(models, firsts)):
+            layers = range(first, first + model.config.layers)
+            layout = BlockLayout(len(layers), config.kv_heads, block_tokens, config.head_dim, 4)
+            engine = Engine(model, num_pages, block_tokens)
+            blocks = StagingBlocks(np.zeros(staged * layout.nbytes, np.uint8), layout, engine)
+            near = Neighbours(
+                ranks, number, self, self._memory[number], 0, partial(receive, number), tell  # type: ignore[arg-type]
+            )  # fmt: skip
+            computes = StageEngine(engine, near)
+            runner = Runner(engine, blocks, self, computes.compute)  # type: ignore[arg-type]
+            self._stages.append((near, runner, part_of(layers, layout.layer_nbytes)))
+            if number == 0:
+                self.blocks = blocks
+                self._first = FirstRunner(runner, computes, near, self._stages[0][2])
+
+    def submit(self, moves: Sequence[Transfer], label: object) -> Any:
+        """Move hidden states, or blocks of the pool."""
+        for move in moves:
+            if move.rank >= FIRST_RANK:
+                memory = self._memory[move.rank - FIRST_RANK].reshape(-1)
+                move.local[: move.nbytes] = memory[move.offset : move.offset + move.nbytes]
+        return self._pool.submit([move for move in moves if move.rank < FIRST_RANK], label)
+
+    def run(self, step: Step, moved: OnMoved | None = None) -> Result:
+        """Do a step on the first stage, and then on the others."""
+        result = self._first.run(step, moved)
+        for near, runner, part in self._stages[1:]:
+            near.look()
+            while (order := near.next_step()) is not None:
+                near.tell(0, report_of(near.number, runner.run(own_part(step_of(order, 0.0), part))))
+            while runner.is_moving:
+                near.tell(0, report_of(near.number, runner.run(Step(0.0))))
+        return result
