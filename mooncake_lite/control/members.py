@@ -21,7 +21,7 @@ class Members:
         lost       rank -> why it was lost after the cluster was ready
         _keepers   rank -> the store rank that saves and checks the blocks in its segment
 
-    Ranks are one instance each today: an instance has the number of its rank.
+    An instance is a rank, or the ranks of a pipeline, and has the number of its first one.
     """
 
     def __init__(self, config: ControlConfig) -> None:

@@ -24,7 +24,7 @@ class IdeasPlan:
     answers      (tokens of the prompt, answers to it, tokens of each)
     preemption   more sequences than pages
     loading      (tokens of the prompt, leading tokens that are in the pool)
-    storing      (tokens of the prompt, runs); ahead: (tokens in the pool, tokens of a pass)
+    storing      (tokens of the prompt, runs), in a pipeline likewise; ahead: (tokens in the pool, tokens of a pass)
     modes        one workload for all modes
     trace        tokens of an answer with and without --trace
     """
@@ -81,5 +81,6 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     rows += ideas_cluster.preemption(folder, vocab, plan.preemption)
     rows += ideas_cluster.loading(folder, vocab, *plan.loading)
     rows += ideas_overlap.storing(folder, vocab, *plan.storing)
+    rows.append(ideas_overlap.pipeline(folder, vocab, *plan.storing))
     rows += ideas_cluster.modes(folder, vocab, plan.modes)
     return [*rows, ideas_cluster.tracing(folder, vocab, plan.trace, plan.runs)]

@@ -1,6 +1,6 @@
-"""Moves of KV beside the computation: what storing and loading take when they are hidden behind it.
+"""What storing and loading take when they are hidden behind the computation, and a prompt in a pipeline.
 
-Run by `ideas`. Stores are those of clusters on real engines. The load ahead of a pass is done in this
+Run by `ideas`. Stores and pipelines are those of clusters on real engines. The load ahead of a pass is done in this
 process, over transfers that are as slow as the pass. Explained in docs/explain/layer-wise-prefill.md.
 """
 
@@ -67,6 +67,28 @@ def storing(folder: Path, vocab: int, tokens: int, runs: int) -> list[Row]:
                 name = f"from the first token {what}, {form}: {tokens:,} tokens"
                 rows.append(Row(name, "ms", statistics.median(found[form]), whole, None, runs))
     return rows
+
+
+def pipeline(folder: Path, vocab: int, tokens: int, runs: int) -> Row:
+    """Time to the first token of a prompt on one rank of one thread, and on two in a pipeline.
+
+    The limit is half the time of one rank. Raises ClusterError.
+    """
+    common = [str(folder), "--threads", "1", "--max-model-len", str(tokens + 8)]
+    forms = {1: (), 2: ("--prefill", "2", "--pipeline-parallel-size", "2")}
+    found: dict[int, list[float]] = {stages: [] for stages in forms}
+    with ExitStack() as stack:
+        ports = {
+            stages: stack.enter_context(started([*common, *flags])).port for stages, flags in forms.items()
+        }
+        for turn in range(-1, runs):
+            for stages, port in ports.items():
+                (reply,) = answers(port, [Ask(0.0, random_prompts(1, tokens, vocab, seed=turn)[0], 2)])
+                if turn >= 0:
+                    found[stages].append(1e3 * reply.ttft_s)
+    one, two = (statistics.median(found[stages]) for stages in forms)
+    name = f"to the first token, two ranks in a pipeline: {tokens:,} tokens"
+    return Row(name, "ms", two, Other("one rank", one), Other("half of it", one / 2), runs)
 
 
 class SlowTransfers:
