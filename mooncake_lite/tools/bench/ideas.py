@@ -24,7 +24,8 @@ class IdeasPlan:
     answers      (tokens of the prompt, answers to it, tokens of each)
     preemption   more sequences than pages
     loading      (tokens of the prompt, leading tokens that are in the pool)
-    storing      (tokens of the prompt, runs), in a pipeline likewise; ahead: (tokens in the pool, tokens of a pass)
+    storing      (tokens of the prompt, runs), as in a pipeline
+    ahead        (tokens in the pool, tokens of a pass)
     modes        one workload for all modes
     trace        tokens of an answer with and without --trace
     """

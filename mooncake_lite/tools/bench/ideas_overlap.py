@@ -1,7 +1,7 @@
 """What storing and loading take when they are hidden behind the computation, and a prompt in a pipeline.
 
-Run by `ideas`. Stores and pipelines are those of clusters on real engines. The load ahead of a pass is done in this
-process, over transfers that are as slow as the pass. Explained in docs/explain/layer-wise-prefill.md.
+Run by `ideas`. Stores and pipelines are those of clusters on real engines. A load ahead of a pass is done in
+this process, over transfers that are as slow as the pass. Explained in docs/explain/layer-wise-prefill.md.
 """
 
 from __future__ import annotations

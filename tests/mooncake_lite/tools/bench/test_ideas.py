@@ -148,6 +148,7 @@ NAMES = [
     "from the first token until the second token, by layers",
     "from the first token until all is stored, by chunks",
     "from the first token until the second token, by chunks",
+    "to the first token, two ranks in a pipeline",
     "colocated with a pool, shared prefix",
     *("split, no shared prefix", "split, shared prefix"),
     *("pooled, no shared prefix", "pooled, shared prefix"),
@@ -161,7 +162,7 @@ def check_flags(flags: list[list[str]], rows: list[Row], folder: Path) -> None:
     from mooncake_lite.config.reading import config_from
     from mooncake_lite.model.sizes import context_length
 
-    assert len(flags) == 5 + 2 + 3 + 6 + 2
+    assert len(flags) == 5 + 2 + 3 + 2 + 6 + 2
     for given in flags:
         assert given[0] == str(folder)
         values: dict[str, Any] = {}
