@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 WAIT_S = 0.002
 """Longest wait for messages of a first stage that has nothing else to do."""
 
+SILENCE_LIMIT_S = 600.0
+"""Longest time without a report while one is due. Any value works that is far above the time of a pass."""
+
 NO_JOB = JobId("", 0)
 
 
@@ -174,6 +177,7 @@ class FirstRunner:
 
     part    (place of a block) -> place of this stage's layers of it
     _parts    half -> the ends of its transfer, by stage; _places: what is read into it
+    _due      halves, and jobs, of which not all stages have reported; heard_at: the last report
     """
 
     def __init__(
@@ -186,9 +190,16 @@ class FirstRunner:
         self._runner, self._engine, self._near, self._part = runner, engine, neighbours, part
         self._parts: dict[int, dict[int, TransferEnded]] = {}
         self._places: dict[int, Seq[BlockRef]] = {}
+        self._due: set[int | JobId] = set()
+        self._heard_at = time.monotonic()
 
     def run(self, step: Step, moved: OnMoved | None = None) -> Result:
-        """Do this stage's part of a step, which the others do later. See Runner.run."""
+        """Do this stage's part of a step, which the others do later. See Runner.run.
+
+        Raises RuntimeError when they do not report for SILENCE_LIMIT_S.
+        """
+        self._due.update([read.half for read in step.reads], [write.half for write in step.writes])
+        self._due.update(chunk.job for chunk in step.chunks if chunk.draws)
         for order in orders_of(step):
             for stage in range(1, len(self._near.ranks)):
                 self._near.tell(stage, order)
@@ -209,11 +220,17 @@ class FirstRunner:
         """Return transfers that have ended on all stages, and late tokens."""
         told: list[tuple[int, TransferEnded]] = [(0, one) for one in own]
         late: list[Late] = []
+        if self._near.ended or not self._due:
+            self._heard_at = time.monotonic()
+        elif time.monotonic() - self._heard_at > SILENCE_LIMIT_S:
+            raise RuntimeError(f"other ranks of the pipeline have reported nothing for {SILENCE_LIMIT_S:g} s")
         while self._near.ended:
             report = self._near.ended.popleft()
             told += [(report.stage, _ended_of(half)) for half in report.halves]
             late += [Late(JobId(*one.job), one.tokens, one.logprobs, one.scores) for one in report.late]
-        return list(self._whole(told)), late
+        whole = list(self._whole(told))
+        self._due.difference_update([one.number for one in whole], [one.job for one in late if one.tokens])
+        return whole, late
 
     def _whole(self, told: Iterable[tuple[int, TransferEnded]]) -> Iterator[TransferEnded]:
         for stage, one in told:

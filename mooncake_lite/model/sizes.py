@@ -131,7 +131,7 @@ def _check_handover(config: ServeConfig, block: int, length: int) -> None:
             f"lend_bytes={config.lend_bytes} holds {lent} blocks of {block} B, a request of {length} tokens "
             f"needs {blocks}; raise lend_bytes to {blocks * block} or lower max_model_len"
         )
-    all_lent = sum(getattr(config, role) for role in mode.lenders) * lent
+    all_lent = sum(role in mode.lenders for role in config.roles) * lent
     if mode.handover == "pool" and config.store * (config.pool_bytes // block) + all_lent < blocks:
         needed = -(-(blocks - all_lent) // config.store) * block
         size = f"{block} B" + (f" beside {all_lent} that are lent" if all_lent else "")
