@@ -28,14 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import (
-    bits_to_float,
-    copy_bytes,
-    float_to_bits,
-    half_to_float,
-    store,
-    widen,
-)
+from kernels_numba.numerics import bits_to_float, copy_bytes, float_to_bits, half_to_float, store, widen
 from kernels_numba.runtime import PART, njit, prange
 from kernels_numba.streaming import fence, stream_bytes
 

@@ -148,9 +148,7 @@ class LLM:
         return self._answer("completion", "prompt", [prompts] if one else prompts, sampling_params)
 
     def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | None = None,
+        self, messages: Conversation | Sequence[Conversation], sampling_params: SamplingParams | None = None
     ) -> list[RequestOutput]:
         """Answer each conversation, in the model's chat template. Raises as `generate` does."""
         one = len(messages) > 0 and isinstance(messages[0], Mapping)

@@ -24,14 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transport.errors import (
-    PeerLost,
-    TransferCancelled,
-    TransferError,
-    TransferTimeout,
-    WorldError,
-    why_over,
-)
+from transport.errors import PeerLost, TransferCancelled, TransferError, TransferTimeout, WorldError, why_over
 from transport.flight import Flight
 from transport.jobs import Ended, TransferJob
 from transport.slices import Part, plan

@@ -132,11 +132,7 @@ class Endpoints:
         # The status is decided by the first piece: a refusal must not become a stream.
         first = await while_connected(request.receive, anext(pieces))
         events = _events(first, pieces, count, shaper, tally)
-        return EventStream(
-            events,
-            headers,
-            lambda whole: self._count(request, 200 if whole else CLIENT_LEFT),
-        )
+        return EventStream(events, headers, lambda whole: self._count(request, 200 if whole else CLIENT_LEFT))
 
     # ------------------------------------------------------------------ tokens and models
 

@@ -62,10 +62,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        headers: dict[str, str],
-        on_end: Callable[[bool], None],
+        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], on_end: Callable[[bool], None]
     ):
         named = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
         super().__init__(_with_pauses(events), headers=named)

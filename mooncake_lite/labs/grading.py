@@ -196,12 +196,7 @@ def grade_folder(
         copied(root, Path(clean), list(child_files(root, lab)), lab)
         seeds = {"public": public_seed(seed), "private": private_seed(seed)}
         grader = Grader(
-            root=root,
-            lab=lab,
-            clean=Path(clean),
-            seeds=seeds,
-            level=level,
-            check_names=check_names,
+            root=root, lab=lab, clean=Path(clean), seeds=seeds, level=level, check_names=check_names
         )
         with ThreadPoolExecutor(jobs) as pool:
             grades = []

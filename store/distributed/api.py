@@ -136,11 +136,7 @@ class MooncakeDistributedStore(Tensors):
         return self._put_from(key, buffer_ptr, size, config, upsert=False)
 
     def batch_put_from(
-        self,
-        keys: list[str],
-        buffer_ptrs: list[int],
-        sizes: list[int],
-        config: ReplicateConfig | None = None,
+        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
         """Call put_from for each key; return a code for each."""
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=False)
@@ -162,11 +158,7 @@ class MooncakeDistributedStore(Tensors):
         return self._put_from(key, buffer_ptr, size, config, upsert=True)
 
     def batch_upsert_from(
-        self,
-        keys: list[str],
-        buffer_ptrs: list[int],
-        sizes: list[int],
-        config: ReplicateConfig | None = None,
+        self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
         """Call batch_put_from, but replace existing objects."""
         return self._batch_put_from(keys, buffer_ptrs, sizes, config, upsert=True)

@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 
 from store.distributed.books import Books
-from store.distributed.codes import (
-    BAD_PARAMETERS,
-    EXISTS,
-    HAS_LEASE,
-    NO_SPACE,
-    NOT_FOUND,
-    NOT_READY,
-    OK,
-)
+from store.distributed.codes import BAD_PARAMETERS, EXISTS, HAS_LEASE, NO_SPACE, NOT_FOUND, NOT_READY, OK
 from store.distributed.entries import NEVER_NS, Entry, Lender, Replica
 from store.distributed.messages import MAX_KEYS, Grant, Wish, portions
 from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS

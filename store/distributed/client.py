@@ -15,14 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from store.distributed import messages as say
-from store.distributed.codes import (
-    BAD_PARAMETERS,
-    NO_MASTER,
-    NOT_FOUND,
-    OK,
-    TRANSFER_FAILED,
-    CodeError,
-)
+from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, NOT_FOUND, OK, TRANSFER_FAILED, CodeError
 from store.distributed.config import Setup
 from store.distributed.journal import ClientJournals
 from store.distributed.link import Link

@@ -92,11 +92,7 @@ class Master:
         self._strangers = 0
         decoder = Decoder(say.Request, say.MAX_BYTES)
         self._hub = Hub(
-            [endpoint],
-            decoder,
-            curve,
-            plain_loopback=curve is None,
-            max_send_bytes=say.MAX_BYTES,
+            [endpoint], decoder, curve, plain_loopback=curve is None, max_send_bytes=say.MAX_BYTES
         )
         self.endpoint = self._hub.endpoints[0]
         self._lines = LineServer(decoder, say.MAX_BYTES)
@@ -178,11 +174,7 @@ class Master:
     def _handle(self, peer: str, message: Any, now_ns: int) -> None:
         if isinstance(message, say.Hello):
             welcome = say.Welcome(
-                message.call,
-                say.PROTOCOL,
-                self._table(),
-                self.catalogue.table.lease_ttl_ns,
-                self._lines.name,
+                message.call, say.PROTOCOL, self._table(), self.catalogue.table.lease_ttl_ns, self._lines.name
             )
             self._send(peer, welcome)
             return

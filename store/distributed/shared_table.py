@@ -188,14 +188,7 @@ class TableWriter(_Table):
     Invariant: a slot in use has its even version, its key and its own check; every other is unused or GONE.
     """
 
-    def __init__(
-        self,
-        lease_ttl_ns: int,
-        token: bytes,
-        *,
-        slots: int = FIRST_SLOTS,
-        last_version: int = 0,
-    ):
+    def __init__(self, lease_ttl_ns: int, token: bytes, *, slots: int = FIRST_SLOTS, last_version: int = 0):
         self.nbytes = HEADER_BYTES + slots * SLOT_BYTES
         self.fd, memory = make_memfd("mooncake-lite-table", self.nbytes)
         memory[TOKEN_AT : TOKEN_AT + TOKEN_BYTES] = token
@@ -295,12 +288,7 @@ class TableWriter(_Table):
         slots = FIRST_SLOTS
         while 4 * len(self._versions) > MAX_LOAD * slots:
             slots *= 2
-        made = TableWriter(
-            self.lease_ttl_ns,
-            self.token,
-            slots=slots,
-            last_version=self._last_version,
-        )
+        made = TableWriter(self.lease_ttl_ns, self.token, slots=slots, last_version=self._last_version)
         self.words[2] = 1
         return made, {word: made._take_over(self, word) for word in self._versions}
 

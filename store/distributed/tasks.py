@@ -96,13 +96,7 @@ class Tasks:
     def _finish(self, task: ReplicaTask, failed: str, now_ns: int, wall_ms: int, until_ns: int = 0) -> None:
         task.entry.tasks -= 1
         done = self._catalogue.end_copy(
-            task.entry,
-            task.added,
-            task.source,
-            not failed,
-            now_ns,
-            client=task.client,
-            until_ns=until_ns,
+            task.entry, task.added, task.source, not failed, now_ns, client=task.client, until_ns=until_ns
         )
         task.reason = failed or ("" if done else "the object is gone")
         task.status = SUCCESS if done else FAILED

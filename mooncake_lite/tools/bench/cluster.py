@@ -148,10 +148,7 @@ def tpot_s(times: Sequence[Sequence[float]], new: int) -> float:
 
 
 async def at_their_times(
-    port: int,
-    asks: Sequence[Ask],
-    told: Callable[[], None],
-    patience_s: float = PATIENCE_S,
+    port: int, asks: Sequence[Ask], told: Callable[[], None], patience_s: float = PATIENCE_S
 ) -> list[Reply]:
     """Send each request at its time. Raises ClusterError when an answer breaks off.
 
