@@ -5,13 +5,13 @@ Run it after a change of mooncake_lite/control/life.py; a test compares the page
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from fill_readme import filled
 
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 
 PAGE = Path(__file__).parents[1] / "explain" / "control.md"
-BEGIN, END = "<!-- life of a request -->", "<!-- end of life of a request -->"
 
 
 def drawing() -> str:
@@ -27,8 +27,7 @@ def drawing() -> str:
 
 def drawn(page: str) -> str:
     """The page with the diagram of today between its two marks."""
-    between = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-    return between.sub(lambda _: f"{BEGIN}\n{drawing()}\n{END}", page)
+    return filled(page, "life of a request", drawing())
 
 
 if __name__ == "__main__":

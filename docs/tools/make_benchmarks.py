@@ -1,4 +1,4 @@
-"""Writes docs/reference/benchmarks.md from the results of `mooncake-lite bench`, which lie beside it.
+"""Writes the figures of docs/reference/benchmarks.md from the results that lie beside it.
 
     for part in kernels transport store scheduler engine ideas predictions goodput faults; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
@@ -15,60 +15,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fill_readme import filled
+
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGE = FOLDER / "benchmarks.md"
 PARTS = ("kernels", "gpu", "transport", "store", "scheduler", "engine", "ideas")
 PARTS += ("predictions", "goodput", "faults")
-
-HEAD = """# Benchmarks
-
-`python docs/tools/make_benchmarks.py` writes this page from the results of `mooncake-lite bench`, which
-are in [measured/](measured/). Each command measures our code, a peer where one exists, and a limit,
-in the same run.
-
-* *Ratio* is above 1 where our code is faster than the peer. A row without a peer has our figure alone.
-* A second table has the limits: the simplest programs for the same job, such as one copy by torch or one read
-  of all bytes. *Share* is the part of that speed that we reach. A limit is not a bound of the hardware: our
-  read of 16 MiB copies with two threads, `np.copyto` with one, and its share is above 1.
-* Our figures and the peers' are medians. The limit is the best run of a kernel, and a median elsewhere.
-
-On the GPU, kernels are timed as CUDA graphs. The rows named *one call* include the launch by the host. Peers
-read contiguous keys and values. The limit is a copy within the GPU's memory, or a matrix product by torch.
-
-"Two nodes" are two network namespaces of one machine, between which bytes take the kernel's TCP.
-
-The object store's peer is Mooncake Store over TCP. On one machine the clients of our store exchange data
-through shared memory, so these ratios compare two systems as they are installed, and not two implementations
-of one path.
-
-No peer of the scheduler runs here. *Published* figures of other projects are in columns of their own. They
-were measured on other machines and with other work, so they have no ratio. Dynamo counts the block operations
-of [its index](https://docs.dynamo.nvidia.com/dynamo/dev/blog/flash-indexer), which many threads share; ours
-has one thread. llm-d counts the requests whose latency
-[one sidecar](https://llm-d.ai/docs/guide/Installation/predicted-latency-based-scheduling) predicts; ours
-counts whole decisions.
-
-The engine and its peers answer the same prompts of random tokens with 2 threads each. Ours computes in the
-process of the benchmark, transformers and llama.cpp each in a process of its own, and they take turns. Decode
-is the time of a whole run less that of a run with one new token. llama.cpp is an extra of its own, which pip
-builds from source: `pip install 'mooncake-lite[peers-llama]'`; `MOONCAKE_LITE_PEER_PYTHON` may name another
-interpreter that has it.
-
-In the table of ideas, *ours* is the figure with the idea. *Peer* is the figure of the same engine without the
-idea, or of another way to do the same. Modes, loading and `--trace` are measured with emulated ranks,
-all else with the real engine. The parts of this table were measured one after the other. The load is the
-highest of them.
-
-The table of predictions compares predicted with measured times to first token. The peer is the median TTFT
-of all requests, as one prediction for each. What we wanted to reach is called a goal.
-
-In the part on goodput, the peer is the cluster without admission; a second table compares with the best
-goodput of all forms and loads. [The Conductor](../explain/conductor.md#goodput-under-overload) draws it.
-
-In the part on faults, the peer is an undisturbed run on the ranks that are left. The longest gap of a stream
-counts from the moment of the fault on; for a prefill rank the time to the first token is a gap too. No other
-project publishes such pauses. [Failures](../explain/failures.md) tells what is promised.
-"""
 
 TITLES = {
     "kernels": "Kernels, float32 unless named otherwise",
@@ -89,9 +41,9 @@ LIMITS = {"predictions": "goal", "goodput": "best", "ideas": "bound"}
 
 
 def page() -> str:
-    """The whole page: every part whose result is there."""
+    """The page with every part whose result is there."""
     there = [part for part in PARTS if (FOLDER / "measured" / f"{part}.json").is_file()]
-    return "\n".join([HEAD, *map(section, there)])
+    return filled(PAGE.read_text(encoding="utf-8"), "measured", "\n".join(map(section, there)))
 
 
 def section(part: str) -> str:

@@ -1,4 +1,6 @@
-"""Writes docs/reference/equality.md from the matrix of the tests. Run it when the matrix has changed.
+"""Writes the numbers and tables of docs/reference/equality.md from the matrix of the tests.
+
+Run it when the matrix has changed:
 
     python docs/tools/make_equality.py
 
@@ -11,54 +13,21 @@ import itertools
 import sys
 from pathlib import Path
 
+from fill_readme import filled
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.mooncake_lite.engine import exact, matrix  # noqa: E402
 
 PAGE = Path(__file__).parents[1] / "reference" / "equality.md"
-HEAD = """# Which answers are equal
-
-`python docs/tools/make_equality.py` writes this page from the tests' own
-[matrix](../../tests/mooncake_lite/engine/matrix.py).
-
-A request can be computed in many ways: in one process or by several ranks, whole or in chunks, with reused
-blocks, with preemptions. We promise one of two kinds of equality, and test them apart.
-
-## The same bits
-
-With `--batch-invariant`, the logits are equal to the last bit. None of the following changes them:
-
-- what else is computed in the same decode step, and the number of threads;
-- the rank that computes the answer, or the stages of a pipeline that compute it together;
-- the pages of the KV, and whether other prompts or other answers to the same prompt share them;
-- the way of the KV through DRAM, HDF5 files, swap or the wire, as long as `--kv-codec` is `none`;
-- sharing by hash or by radix tree, when both find the same number of tokens.
-
-[test_same_bits.py](../../tests/mooncake_lite/engine/test_same_bits.py) compares all logits of a running
-batch, of forked answers, of two ranks and of swapped sequences with those of the same answers computed
-alone. [test_batch_invariance.py](../../tests/mooncake_lite/model/test_batch_invariance.py) compares the
-kernels. [Batch invariance](../explain/batch-invariance.md) explains them. Blocks that come back from HDF5
-files are compared byte by byte by the tests of the [tier](../../tests/store).
-
-## Up to rounding
-
-Some ways add the same terms in another order: another chunk size, another reused length, a step that mixes
-prompts with decodes, recomputation after a preemption, another format of the weights, and everything
-without `--batch-invariant`. There the answer is compared with `transformers` in float64, token by token:
-
+EXCUSES = """\
 - a first difference is excused where the two best logits of float64 lie within {gap:g} of each other or,
   for a sampled token, where the draw lies within {border:g} of the border to another token;
 - `top_k` and `top_p` draw tokens in the order of their logits: two tokens whose logits lie within {gap:g} of
   each other may have changed places;
 - the comparison goes on from the token that float64 chose;
-- more than {per_thousand:g} token in 1,000 fails. One excuse is allowed where fewer are compared.
-
-## The matrix
-
-| dimension | values |
-|---|---|
-"""
+- more than {per_thousand:g} token in 1,000 fails. One excuse is allowed where fewer are compared."""
 PAIRS = """
 {impossible} of {all} combinations do not exist: `split` has no pool, so it has neither blocks
 from DRAM or HDF5 nor swap; and without sharing no prefix comes from a rank's pages. {possible} cells are
@@ -103,8 +72,9 @@ def pair_table() -> str:
 
 
 def page() -> str:
-    """The whole page."""
-    text = HEAD.format(gap=exact.GAP, border=exact.BORDER, per_thousand=exact.MOST_EXCUSED * 1000)
+    """The page with what holds today between its marks."""
+    excuses = EXCUSES.format(gap=exact.GAP, border=exact.BORDER, per_thousand=exact.MOST_EXCUSED * 1000)
+    text = row(["dimension", "values"]) + "|---|---|\n"
     text += "".join(row([name, ", ".join(values)]) for name, values in matrix.DIMENSIONS.items())
     all_cells = len(list(itertools.product(*matrix.DIMENSIONS.values())))
     possible = len(matrix.cells())
@@ -117,7 +87,9 @@ def page() -> str:
         clusters=len(matrix.CLUSTERS),
     )
     text += pair_table() + CELLS + row(list(matrix.DIMENSIONS)) + "|---" * len(matrix.DIMENSIONS) + "|\n"
-    return text + "".join(row([getattr(cell, name) for name in matrix.DIMENSIONS]) for cell in matrix.CHOSEN)
+    text += "".join(row([getattr(cell, name) for name in matrix.DIMENSIONS]) for cell in matrix.CHOSEN)
+    written = filled(PAGE.read_text(encoding="utf-8"), "excuses", excuses)
+    return filled(written, "matrix", text.rstrip("\n"))
 
 
 if __name__ == "__main__":

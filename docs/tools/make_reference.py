@@ -1,4 +1,6 @@
-"""Writes docs/reference/cli.md from the commands themselves. Run it when a command or a flag has changed.
+"""Writes the commands of docs/reference/cli.md from the commands themselves.
+
+Run it when a command or a flag has changed:
 
     python docs/tools/make_reference.py
 
@@ -12,18 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from fill_readme import filled
 
 from mooncake_lite.cli import cli
 
 PAGE = Path(__file__).parents[1] / "reference" / "cli.md"
-HEAD = """# The command line
-
-`python docs/tools/make_reference.py` writes this page from the commands themselves. `--help` prints the
-same text.
-
-Exit codes: 0 success; 1 the cluster was lost, or a check failed; 2 wrong usage or an impossible setting,
-with one line that states the fix; 130 interrupted.
-"""
 
 
 def commands(
@@ -70,10 +65,10 @@ def row(option: click.Option, context: click.Context) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """The page with every command between its marks."""
     context = click.Context(cli, info_name="mooncake-lite")
-    found = list(commands(cli, "mooncake-lite", context))
-    return HEAD + "\n" + "\n".join(section(path, command) for path, command in found)
+    sections = [section(path, command) for path, command in commands(cli, "mooncake-lite", context)]
+    return filled(PAGE.read_text(encoding="utf-8"), "commands", "\n".join(sections))
 
 
 if __name__ == "__main__":
