@@ -104,11 +104,6 @@ class Leading:
         """Return the leading blocks that are in DRAM of these nodes, each on any: 1 bit per node column."""
         return next((at for one, at in zip(self._places, self._starts) if not one.nodes & nodes), self.blocks)
 
-    def held_by(self, holder: int, tier: Tier) -> int:
-        """Count the leading blocks in a holder's tier."""
-        bit = self._index.bit(holder, tier)
-        return next((at for one, at in zip(self._places, self._starts) if not one.bits & bit), self.blocks)
-
     def _lengths(self) -> Iterator[tuple[int, _Places | None, int]]:
         """Yield (bits of nodes, the places with just these nodes if known, their leading blocks).
 

@@ -44,22 +44,19 @@ def test_a_node_counts_leading_blocks_only() -> None:
 def test_two_holders_of_one_node_make_one_run_there() -> None:
     leading = index_of((1, 6, "dram"), (2, 7, "dram"), (3, 6, "dram")).leading([1, 2, 3])
     assert leading.near(1) == 3
-    assert leading.held_by(6, "dram") == 1
-    assert leading.held_by(7, "dram") == 0
 
 
 def test_the_longest_run_mixes_tiers_and_holders_but_a_node_counts_its_dram_only() -> None:
     leading = index_of((1, 5, "dram"), (2, 5, "ssd"), (3, 8, "dram"), (1, 5, "ssd")).leading([1, 2, 3, 4])
     assert (leading.blocks, leading.ssd_blocks) == (3, 1)
     assert leading.by_node == {0: 1}
-    assert (leading.held_by(5, "dram"), leading.held_by(5, "ssd"), leading.held_by(8, "dram")) == (1, 2, 0)
 
 
-def test_nothing_is_held_of_an_unknown_prompt_or_of_none_by_an_unknown_node_or_holder() -> None:
+def test_nothing_is_held_of_an_unknown_prompt_or_of_none_by_an_unknown_node() -> None:
     for keys in ([9], []):
         leading = index_of((1, 5, "dram")).leading(keys)
         assert (leading.blocks, leading.ssd_blocks, leading.by_node) == (0, 0, {})
-        assert (leading.near(77), leading.held_by(77, "dram"), leading.held_by(5, "dram")) == (0, 0, 0)
+        assert leading.near(77) == 0
 
 
 def test_a_block_in_both_tiers_stays_when_it_leaves_one() -> None:
@@ -194,10 +191,6 @@ class Model:
         assert leading.by_node == {n: near for n in sorted(every) if (near := self.run(keys, {n}, ("dram",)))}
         assert [*leading.near_columns()] == [leading.by_node.get(node, 0) for node in sorted(every)]
         assert all(leading.near(node) == leading.by_node.get(node, 0) for node in every)
-        for holder in self.nodes:
-            for tier in TIERS:
-                runs = [(key, holder, tier) in self.places for key in keys]
-                assert leading.held_by(holder, tier) == (runs.index(False) if False in runs else len(runs))
 
 
 TIERS: tuple[Tier, Tier] = ("dram", "ssd")
