@@ -24,32 +24,11 @@ from store.tier_index import TierIndex
 Event = BlockStored | BlockRemoved
 
 COUNTERS = (
-    "lookups",
-    "blocks_looked_up",
-    "hits_dram",
-    "hits_ssd",
-    "digest_mismatches",
-    "puts",
-    "puts_ended",
-    "puts_revoked",
-    "puts_duplicate",
-    "copies_stored",
-    "copies_bad",
-    "removals",
-    "tier_removals",
-    "puts_not_admitted",
-    "pool_full",
-    "evictions",
-    "evicted_bytes",
-    "copies_evicted",
-    "leases_expired",
-    "quarantines_expired",
-    "saves",
-    "saves_skipped",
-    "saves_dropped",
-    "tier_evictions",
-    "tier_bad_blocks",
-    "dram_bad_blocks",
+    *("lookups", "blocks_looked_up", "hits_dram", "hits_ssd", "digest_mismatches"),
+    *("puts", "puts_ended", "puts_revoked", "puts_duplicate", "copies_stored", "copies_bad"),
+    *("removals", "tier_removals", "puts_not_admitted"),
+    *("pool_full", "evictions", "evicted_bytes", "copies_evicted", "leases_expired", "quarantines_expired"),
+    *("saves", "saves_skipped", "saves_dropped", "tier_evictions", "tier_bad_blocks", "dram_bad_blocks"),
 )
 
 

@@ -45,18 +45,8 @@ RETRY_AFTER_S = 5.0
 costs an open file."""
 
 COUNTERS = (
-    "blocks_written",
-    "bytes_written",
-    "files_sealed",
-    "write_errors",
-    "blocks_loaded",
-    "bytes_loaded",
-    "bad_blocks",
-    "files_bad",
-    "files_unsealed",
-    "blocks_removed",
-    "files_compacted",
-    "bytes_compacted",
+    *("blocks_written", "bytes_written", "files_sealed", "write_errors", "blocks_loaded", "bytes_loaded"),
+    *("bad_blocks", "files_bad", "files_unsealed", "blocks_removed", "files_compacted", "bytes_compacted"),
 )
 
 
