@@ -19,8 +19,6 @@ from fill_readme import filled
 
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGE = FOLDER / "benchmarks.md"
-PARTS = ("kernels", "gpu", "transport", "store", "scheduler", "engine", "ideas")
-PARTS += ("predictions", "goodput", "faults")
 
 TITLES = {
     "kernels": "Kernels, float32 unless named otherwise",
@@ -31,9 +29,10 @@ TITLES = {
     "engine": "Engine: the default model on 2 threads",
     "ideas": "Ideas of the engine, on and off",
     "predictions": "Predicted against measured time to first token",
-    "faults": "Faults: ranks, conductors and gateways killed under eight streams",
     "goodput": "Goodput of a cluster of sleeping ranks by form of admission",
+    "faults": "Faults: ranks, conductors and gateways killed under eight streams",
 }
+"""Part of the page -> its title, in this order."""
 
 
 LIMITS = {"predictions": "goal", "goodput": "best", "ideas": "bound"}
@@ -42,7 +41,7 @@ LIMITS = {"predictions": "goal", "goodput": "best", "ideas": "bound"}
 
 def page() -> str:
     """The page with every part whose result is there."""
-    there = [part for part in PARTS if (FOLDER / "measured" / f"{part}.json").is_file()]
+    there = [part for part in TITLES if (FOLDER / "measured" / f"{part}.json").is_file()]
     return filled(PAGE.read_text(encoding="utf-8"), "measured", "\n".join(map(section, there)))
 
 

@@ -18,15 +18,8 @@ PLAIN_WIDTH = 170
 """Columns when the output is not a terminal: a row stays a line."""
 
 SUBJECTS = (
-    "kernels",
-    "transport",
-    "store",
-    "scheduler",
-    "engine",
-    "ideas",
-    "predictions",
-    "goodput",
-    "faults",
+    *("kernels", "transport", "store", "scheduler", "engine"),
+    *("ideas", "predictions", "goodput", "faults"),
 )
 
 

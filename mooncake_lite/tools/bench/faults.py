@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,10 +181,7 @@ def random_prompts(vocab_size: int) -> list[Prompt]:
     """Return prompts that share no prefix: greedy ones, and some whose tokens are drawn with a seed."""
     chosen = random.Random("faults")
     ids = range(vocab_size // 8, vocab_size)
-    return [
-        Prompt(chosen.choices(ids, k=PROMPT_TOKENS), NEW_TOKENS, temperature=number % 2, seed=number)
-        for number in range(STREAMS)
-    ]
+    return _asked(chosen.choices(ids, k=PROMPT_TOKENS) for _ in range(STREAMS))
 
 
 def text_prompts() -> list[Prompt]:
@@ -194,10 +191,11 @@ def text_prompts() -> list[Prompt]:
     computed again would decide between them.
     """
     text, size = document_text(), PROMPT_CHARACTERS
-    return [
-        Prompt(text[number * size : (number + 1) * size], NEW_TOKENS, temperature=number % 2, seed=number)
-        for number in range(STREAMS)
-    ]
+    return _asked(text[number * size : (number + 1) * size] for number in range(STREAMS))
+
+
+def _asked(prompts: Iterable[str | list[int]]) -> list[Prompt]:
+    return [Prompt(prompt, NEW_TOKENS, number % 2, number) for number, prompt in enumerate(prompts)]
 
 
 def _gateway_gap_s(cluster: Cluster, prompt: Prompt) -> float:

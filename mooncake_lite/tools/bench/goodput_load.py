@@ -69,8 +69,10 @@ async def memory_of(pid: int) -> AsyncIterator[dict[str, list[int]]]:
     """Give the resident bytes of the conductor and of the gateway, a sample each SAMPLE_S until the end.
 
     pid   of `serve`
+
+    Raises ClusterError.
     """
-    processes = control_processes(pid)
+    processes = {name: process_of(pid, name) for name in CHILDREN}
     samples: dict[str, list[int]] = {name: [] for name in processes}
 
     async def watch() -> None:
@@ -85,11 +87,6 @@ async def memory_of(pid: int) -> AsyncIterator[dict[str, list[int]]]:
         yield samples
     finally:
         task.cancel()
-
-
-def control_processes(pid: int) -> dict[str, psutil.Process]:
-    """Find the conductor and the gateway of a cluster. pid: of `serve`. Raises ClusterError."""
-    return {name: process_of(pid, name) for name in CHILDREN}
 
 
 def thirds(samples: Sequence[int]) -> tuple[float, float]:

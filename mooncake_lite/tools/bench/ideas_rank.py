@@ -87,11 +87,6 @@ class Rank:
         self._runner = Runner(Engine(model, num_pages, BLOCK_TOKENS))
         self._context = model.config.max_position
 
-    @property
-    def free(self) -> Sequence[int]:
-        """Return the pages that hold nothing."""
-        return self._state.pages.free
-
     def ask(self, prompts: Prompts, new: int, *, n: int = 1) -> Answered:
         """Answer each prompt n times with `new` tokens, drawn at temperature 1. All arrive at once."""
         return self.run([self.job(str(number), prompt, new, n=n) for number, prompt in enumerate(prompts)])

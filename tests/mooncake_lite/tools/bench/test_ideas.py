@@ -50,10 +50,11 @@ def test_a_rank_keeps_its_pages_for_the_next_request(model: Model, sharing: str,
     first, other = random_prompts(2, 192, VOCABULARY)
     rank = Rank(model, 400, sharing)
     rank.ask([first], 1)
-    free = len(rank.free)
+    pages_of = rank._state.pages
+    free = len(pages_of.free)
     rank.ask([first[:120] + other[120:]], 1)
     # 192 tokens are 12 pages; new ones stay in the cache, by hash as blocks and by radix as pages
-    assert free - len(rank.free) == (0 if sharing == "off" else 12 - pages)
+    assert free - len(pages_of.free) == (0 if sharing == "off" else 12 - pages)
 
 
 # ------------------------------------------------------------------------------------ clusters
