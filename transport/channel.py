@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import zmq
-from zmq.utils import z85
 
 from transport.curve import CurveKeys
 from transport.errors import ChannelError, WireError
@@ -239,10 +238,7 @@ class Hub(_Channel):
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that lost its connection comes back under its name
         if scheme == "tcp" and self._curve is not None:
-            router.curve_server = True
-            router.curve_publickey = self._curve.server_public.encode()
-            router.curve_secretkey = self._curve.server_secret.encode()
-            router.setsockopt_string(zmq.ZAP_DOMAIN, "cluster")
+            self._curve.guard(router)
             self._events = router.get_monitor_socket(_HANDSHAKE_FAILED)
             self._poller.register(self._events, zmq.POLLIN)
         self._poller.register(router, zmq.POLLIN)
@@ -259,13 +255,9 @@ class Hub(_Channel):
     def _answer_door(self) -> None:
         assert self._door is not None
         assert self._curve is not None
-        version, number, _domain, _address, _identity, mechanism, *credentials = self._door.recv_multipart()
-        known = z85.decode(self._curve.client_public.encode())
-        welcome = mechanism == b"CURVE" and credentials == [known]
-        if not welcome:
-            self.counters.strangers += 1
-        status, text = (b"200", b"OK") if welcome else (b"400", b"not of this cluster")
-        self._door.send_multipart([version, number, status, text, b"", b""])
+        welcome, answer = self._curve.answer_of_door(self._door.recv_multipart())
+        self.counters.strangers += not welcome
+        self._door.send_multipart(answer)
 
     def _read_events(self) -> None:
         """Read all waiting events, at most QUEUE_MESSAGES.

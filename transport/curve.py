@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 from transport.errors import ChannelError
 
@@ -67,3 +68,20 @@ class CurveKeys:
         if not all(map(_Z85_KEY.fullmatch, [*needed, *filter(None, [keys.server_secret])])):
             raise ChannelError("these are no CURVE keys: a key has 40 characters of Z85")
         return keys
+
+    def guard(self, router: zmq.Socket) -> None:
+        """Encrypt a socket that will be bound, and have its context ask a door about each peer."""
+        router.curve_server = True
+        router.curve_publickey = self.server_public.encode()
+        router.curve_secretkey = self.server_secret.encode()
+        router.setsockopt_string(zmq.ZAP_DOMAIN, "cluster")
+
+    def answer_of_door(self, asked: list[bytes]) -> tuple[bool, list[bytes]]:
+        """Decide whether a peer may connect (RFC 27, ZAP): holders of the client key alone.
+
+        asked   the frames of a context's question. Returns whether the peer may, and the frames to send back
+        """
+        version, number, _domain, _address, _identity, mechanism, *credentials = asked
+        welcome = mechanism == b"CURVE" and credentials == [z85.decode(self.client_public.encode())]
+        status, text = (b"200", b"OK") if welcome else (b"400", b"not of this cluster")
+        return welcome, [version, number, status, text, b"", b""]

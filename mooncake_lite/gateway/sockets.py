@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.utils import z85
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import TO_GATEWAY, TO_GATEWAY_TOKENS, Tokens
+from transport.channel import IPC_PATH_BYTES
 from transport.curve import CurveKeys
 from transport.errors import WireError
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
@@ -27,8 +27,6 @@ QUEUE_MESSAGES = 10_000
 
 LINGER_MS = 300
 """Time in which a closing gateway still delivers sent messages, cancellations above all."""
-
-_IPC_PATH_BYTES = 107  # sun_path on Linux, without the zero byte
 
 
 class Sockets:
@@ -70,8 +68,8 @@ class Sockets:
 
     def _bind(self, router: zmq.asyncio.Socket, endpoint: str) -> None:
         path = endpoint.removeprefix("ipc://")
-        if path != endpoint and len(os.fsencode(path)) > _IPC_PATH_BYTES:
-            raise ConfigError(f"its path has {len(os.fsencode(path))} bytes, Linux allows {_IPC_PATH_BYTES}")
+        if path != endpoint and len(os.fsencode(path)) > IPC_PATH_BYTES:
+            raise ConfigError(f"its path has {len(os.fsencode(path))} bytes, Linux allows {IPC_PATH_BYTES}")
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a rank that lost its connection keeps its name
         router.bind(endpoint)
         self.routers.append(router)
@@ -91,10 +89,7 @@ class Sockets:
         try:
             # Only where it is needed: with it, the real endpoint of 10.0.0.1 reads [::ffff:10.0.0.1].
             router.setsockopt(zmq.IPV6, int(":" in host))
-            router.curve_server = True
-            router.curve_publickey = self._curve.server_public.encode()
-            router.curve_secretkey = self._curve.server_secret.encode()
-            router.setsockopt_string(zmq.ZAP_DOMAIN, "cluster")
+            self._curve.guard(router)
             self._bind(router, f"tcp://{f'[{host}]' if ':' in host else host}:*")
         except (zmq.ZMQError, ValueError) as error:
             router.close()
@@ -102,16 +97,12 @@ class Sockets:
         return router
 
     async def answer_door(self) -> None:
-        """Decide who may connect over TCP (RFC 27, ZAP): holders of the cluster's client key alone."""
+        """Decide who may connect over TCP: holders of the cluster's client key alone."""
         assert self._door is not None
         assert self._curve is not None
-        known = z85.decode(self._curve.client_public.encode())
         while True:
-            frames = await self._door.recv_multipart()
-            version, number = frames[0], frames[1]
-            welcome = frames[5] == b"CURVE" and frames[6:] == [known]
-            status, text = (b"200", b"OK") if welcome else (b"400", b"not of this cluster")
-            await self._door.send_multipart([version, number, status, text, b"", b""])
+            _, answer = self._curve.answer_of_door(await self._door.recv_multipart())
+            await self._door.send_multipart(answer)
 
     def send(self, message: msgspec.Struct) -> bool:
         """Send to the conductor; False when it is not there, its queue is full or the message too large."""
