@@ -282,7 +282,7 @@ class TransferEngine:
         if op != "read" and op != "write":
             raise BadTransfer(f"op {op!r}: use read or write", rank)
         if not 0 <= rank < self._size:
-            self._check_rank(rank)
+            raise BadTransfer(f"rank {rank}: there are ranks 0 to {self._size - 1}", rank)
         if segment == 0:
             if not 0 <= offset <= offset + nbytes <= self._sizes[rank]:
                 self._check_range(rank, self._sizes[rank], offset, nbytes)
@@ -297,10 +297,6 @@ class TransferEngine:
         view = self._own(number)
         self._check_range(self._world.rank, view.nbytes, start, nbytes)
         return byte_view(view[start : start + nbytes], nbytes, op == "read")
-
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self._world.size:
-            raise BadTransfer(f"rank {rank}: there are ranks 0 to {self._world.size - 1}", rank)
 
     def _own(self, segment: int) -> np.ndarray:
         view = self._lent.view(segment)
