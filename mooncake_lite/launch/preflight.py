@@ -6,8 +6,8 @@ machine's figures and the files' state, and leaves them as they are. Explained i
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import ipaddress
 import os
 import socket
@@ -28,6 +28,7 @@ from mooncake_lite.model.sizes import block_layout, context_length, scratch_byte
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.file import profile_of
 from mooncake_lite.tracing.tracer import parts_folder
+from store.tier_folder import lock_holder
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
@@ -214,11 +215,12 @@ def check_tier_folder(folder: Path) -> None:
             f"ssd_dir={str(folder)!r}: {nearest} is not writable ({why}); choose another with --ssd-dir"
         )
     for lock in sorted(folder.glob("store-*/lock")):
-        if _locked_by_another(lock):
-            raise LaunchError(
-                f"ssd_dir={str(folder)!r} is in use by another cluster ({lock} is locked); "
-                "stop it, or choose another folder with --ssd-dir"
-            )
+        with contextlib.suppress(OSError):  # a lock that cannot be opened is told when the tier starts
+            if lock_holder(lock.parent) is not None:
+                raise LaunchError(
+                    f"ssd_dir={str(folder)!r} is in use by another cluster ({lock} is locked); "
+                    "stop it, or choose another folder with --ssd-dir"
+                )
 
 
 def check_new_file(option: str, file: Path) -> None:
@@ -249,20 +251,6 @@ def check_tier_size(config: ServeConfig, model: FoundModel) -> None:
             f"ssd_bytes={config.ssd_bytes} holds no block of {layout.nbytes} B; "
             f"raise it to at least {file_nbytes(layout, 1)}"
         )
-
-
-def _locked_by_another(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
 
 
 def roles_here(config: ServeConfig) -> list[str]:

@@ -23,10 +23,8 @@ LIMIT_S = 60.0
 PROGRAMS: dict[str, str] = {
     "torch": """
 import torch
-cuda = torch.cuda.is_available()
-answer = {"version": torch.__version__, "built_for": torch.version.cuda, "device": None}
-if cuda:
-    answer["device"] = torch.cuda.get_device_name(0)
+device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+answer = {"version": torch.__version__, "built_for": torch.version.cuda, "device": device}
 """,
     "numba": """
 import numba, importlib
