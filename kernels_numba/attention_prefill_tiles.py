@@ -230,10 +230,8 @@ def prefill_tiles(
             h = i % kv_heads
             position = context_lens[b] - query_lens[b]
             _load_queries(query, row, h, group, column, columns, factor, scratch[0])
-            caches, span = (
-                (keys, values, block_tables[b], shape, h),
-                (column, columns, position, group, window),
-            )
+            caches = (keys, values, block_tables[b], shape, h)
+            span = (column, columns, position, group, window)
             _attend(caches, span, scratch, in_registers)
             _store_sums(scratch[1], scratch[2], row, h, group, column, columns, out)
 

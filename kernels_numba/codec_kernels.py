@@ -95,10 +95,8 @@ def _find_scales(rows, steps, scales, factors, sizes):
 @njit(**PART)
 def _largest_signed(group):
     """Bits of the largest x and of the smallest x, each without sign; 0 where there is none of that sign."""
-    above, below = (
-        np.int32(0),
-        np.uint32(0),
-    )  # bits of negative numbers grow with their size, as unsigned ones
+    # Bits of negative numbers grow with their size, as unsigned ones.
+    above, below = np.int32(0), np.uint32(0)
     for d in range(group.shape[0]):
         bits = float_to_bits(group[d])
         above = np.int32(bits) if np.int32(bits) > above else above

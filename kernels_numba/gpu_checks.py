@@ -35,6 +35,11 @@ class Paged:
     lens: Any
     scale: float
 
+    @property
+    def pages(self) -> tuple[Any, Any, Any, Any]:
+        """The query, the pages and the tables, as every kernel takes them."""
+        return self.query, self.key_cache, self.value_cache, self.tables
+
     def expected(self, window: int | None = None) -> Any:
         """Causal attention in float64, (tokens, heads, head_dim)."""
         heads, head_dim = self.query.shape[1:]
@@ -117,14 +122,7 @@ def _decode(shape: Any, window: int | None, page_size: int) -> str:
     out = torch.full_like(paged.query, torch.nan)
     options = {} if window is None else {"window": window}
     found = kernels_numba.paged_attention_decode(
-        paged.query,
-        paged.key_cache,
-        paged.value_cache,
-        paged.tables,
-        paged.lens,
-        scale=paged.scale,
-        out=out,
-        **options,
+        *paged.pages, paged.lens, scale=paged.scale, out=out, **options
     )
     assert found is out
     return compare(found, paged.expected(window))
@@ -133,16 +131,7 @@ def _decode(shape: Any, window: int | None, page_size: int) -> str:
 def _decode_without_tensor_cores() -> str:
     paged = make_paged(torch.bfloat16, [700, 33], [1, 1], (9, 3, 64))
     out = torch.full_like(paged.query, torch.nan)
-    attention_decode_cuda.launch_split(
-        paged.query,
-        paged.key_cache,
-        paged.value_cache,
-        paged.tables,
-        paged.lens,
-        paged.scale,
-        out,
-        tensor_cores=False,
-    )
+    attention_decode_cuda.launch_split(*paged.pages, paged.lens, paged.scale, out, tensor_cores=False)
     return compare(out, paged.expected())
 
 
@@ -166,7 +155,7 @@ def _prefill(shape: Any, window: int | None, page_size: int, **options: Any) -> 
     lens, new = [5, 700, 64, 129, 1000], [5, 300, 0, 1, 513]
     paged = make_paged(shape[0], lens, new, shape[1:], page_size)
     out = torch.full_like(paged.query, torch.nan)
-    arrays = (paged.query, paged.key_cache, paged.value_cache, paged.tables, paged.new, paged.lens)
+    arrays = (*paged.pages, paged.new, paged.lens)
     if options:
         launch = options.pop("launch", attention_cuda.launch_prefill)
         launch(*arrays, paged.scale, out, window or NO_WINDOW, **options)
@@ -251,7 +240,7 @@ def _graph(dtype: Any, layers: int) -> str:
 
 def _graph_prefill() -> str:
     paged = make_paged(torch.bfloat16, [300, 64], [40, 24], (8, 2, 64))
-    arrays = (paged.query, paged.key_cache, paged.value_cache, paged.tables, paged.new, paged.lens)
+    arrays = (*paged.pages, paged.new, paged.lens)
     out = torch.empty_like(paged.query)
     replay = captured(partial(kernels_numba.paged_attention_prefill, *arrays, scale=paged.scale, out=out))
     paged.query.copy_(torch.randn_like(paged.query))

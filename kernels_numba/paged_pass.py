@@ -112,16 +112,8 @@ class PagedPass:
         scatter_rotated(
             arrays.address_of(key), step, keys, self._slots, *self._rotary, self._positions, *turned
         )
-        page_size = keys.shape[2]
-        move_tokens(
-            arrays.address_of(values),
-            arrays.address_of(value),
-            step,
-            self._slots,
-            kv_heads,
-            page_size,
-            row_bytes,
-        )
+        places = (arrays.address_of(values), arrays.address_of(value), step)
+        move_tokens(*places, self._slots, kv_heads, keys.shape[2], row_bytes)
 
     def attend(self, layer: int, query: Any, *, scale: float, window: int | None = None) -> Any:
         """Causal attention of the new tokens over their sequences, as paged_attention_prefill."""
@@ -207,11 +199,8 @@ def _check_shared(named: dict[str, Any]) -> None:
     arrays.check_float("caches", named["caches"])
     arrays.check_shape("caches", named["caches"], "layers", 2, "pages", "kv_heads", "page_size", "head_dim")
     batch = named["query_lens"].shape[0]
-    for name, shape in (
-        ("block_tables", (batch, "max_pages")),
-        ("query_lens", (batch,)),
-        ("context_lens", (batch,)),
-    ):
+    tables = (batch, "max_pages")
+    for name, shape in (("block_tables", tables), ("query_lens", (batch,)), ("context_lens", (batch,))):
         arrays.check_integer(name, named[name], "int32")
         arrays.check_shape(name, named[name], *shape)
     arrays.check_integer("slot_mapping", named["slot_mapping"], "int64")

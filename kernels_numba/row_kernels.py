@@ -55,13 +55,8 @@ def rms_norm(x: Any, weight: Any, eps: float, add: Any = None) -> Any:
         _check("add", add, x)
     arrays.check_writable("x", x)
     out = np.empty_like(x) if isinstance(x, np.ndarray) else sys.modules["torch"].empty_like(x)
-    job = (
-        arrays.address_of(x),
-        arrays.address_of(add) if add is not None else 0,
-        arrays.address_of(weight),
-        float(eps),
-        arrays.address_of(out),
-    )
+    more = arrays.address_of(add) if add is not None else 0
+    job = (arrays.address_of(x), more, arrays.address_of(weight), float(eps), arrays.address_of(out))
     _run(norm_v1, job, rows, width)
     return out
 

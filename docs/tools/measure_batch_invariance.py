@@ -51,10 +51,8 @@ class Steps:
         for start in range(0, PROMPT, CHUNK):
             positions = torch.arange(start, start + CHUNK)
             slots = tables[0, positions // PAGE_TOKENS].long() * PAGE_TOKENS + positions % PAGE_TOKENS
-            new, end = (
-                torch.tensor([CHUNK], dtype=torch.int32),
-                torch.tensor([start + CHUNK], dtype=torch.int32),
-            )
+            new = torch.tensor([CHUNK], dtype=torch.int32)
+            end = torch.tensor([start + CHUNK], dtype=torch.int32)
             last = torch.tensor([CHUNK - 1])
             total += self._timed(positions + 100, positions, AttentionBatch(new, end, tables, slots), last)
         return total
