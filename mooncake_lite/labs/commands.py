@@ -13,7 +13,7 @@ import click
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.instructor_commands import dev, grade, pack, release
-from mooncake_lite.labs.lab import Lab, LabTask, find_root, lab_in, labs_in
+from mooncake_lite.labs.lab import Lab, LabTask, find_root, lab_here, lab_in, labs_in
 
 WATCH_S = 0.3
 
@@ -51,8 +51,7 @@ def start(number: int) -> None:
     """
     from mooncake_lite.labs.starting import start as begin
 
-    root = find_root(Path.cwd())
-    click.echo(begin(root, lab_in(root, number)))
+    click.echo(begin(*lab_here(number)))
 
 
 @labs.command()
@@ -67,8 +66,7 @@ def check(number: int, task: str | None, watch: bool, gpu: bool) -> int:
     that these tasks pass every public test and every gate, or that every answer is right. Costs are shown
     once prediction.toml has your prediction of them.
     """
-    root = find_root(Path.cwd())
-    lab = lab_in(root, number)
+    root, lab = lab_here(number)
     tasks = [lab.task(task)] if task else lab.tasks
     if not watch:
         return _check_once(root, lab, tasks, gpu)
@@ -111,8 +109,7 @@ def show(task: str, svg: Path | None) -> None:
 
     drawn: Drawn
     if task.isdecimal():
-        root = find_root(Path.cwd())
-        lab = lab_in(root, int(task))
+        root, lab = lab_here(int(task))
         if lab.tasks:
             raise LabError(f"lab {task} has tasks; name one: mooncake-lite labs show {lab.ids[0]}")
         drawn = picture(root, lab)
@@ -137,8 +134,7 @@ def show(task: str, svg: Path | None) -> None:
 @LAB
 def score(number: int) -> None:
     """Show the points of your last check of the whole lab."""
-    root = find_root(Path.cwd())
-    click.echo(_score(root, lab_in(root, number)))
+    click.echo(_score(*lab_here(number)))
 
 
 for handed_over in (pack, release, grade, dev):

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.lab import find_root, lab_in, labs_in
+from mooncake_lite.labs.lab import find_root, lab_here, lab_in, labs_in
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -23,8 +23,7 @@ def pack(number: int, out: Path | None) -> None:
     """Write the archive that you hand in: the text of your regions, prediction, report and figures."""
     from mooncake_lite.labs.submission import pack as write
 
-    root = find_root(Path.cwd())
-    lab = lab_in(root, number)
+    root, lab = lab_here(number)
     lab.must_be_graded()
     path = out or Path(f"lab-{number}.zip")
     for line in write(root, lab, path):
@@ -65,8 +64,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
         notes = f"  {'; '.join(grade.messages)}" if grade.messages else ""
         click.echo(f"{grade.name:<24} {grade.automatic:>3}/{most} automatic, {grade.total:>3} in all{notes}")
 
-    root = find_root(Path.cwd())
-    lab = lab_in(root, number)
+    root, lab = lab_here(number)
     lab.must_be_graded()
     if not out.parent.is_dir():
         raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
@@ -94,8 +92,7 @@ def release(number: int, class_name: str, seed: str, out: Path | None, autograde
     from mooncake_lite.labs.autograder import write_autograder
     from mooncake_lite.labs.release import release as write
 
-    root = find_root(Path.cwd())
-    lab = lab_in(root, number)
+    root, lab = lab_here(number)
     if out is None and autograder is None:
         raise click.UsageError("nothing to write; name a folder with --out, or an archive with --autograder")
     if out is not None:

@@ -199,6 +199,12 @@ def lab_in(root: Path, number: int) -> Lab:
     return labs[number]
 
 
+def lab_here(number: int) -> tuple[Path, Lab]:
+    """Return the tree in which one works, and one of its labs. Raises LabError."""
+    root = find_root(Path.cwd())
+    return root, lab_in(root, number)
+
+
 def read_lab(root: Path, name: str) -> Lab:
     """Read one lab.toml. Raises LabError, which names the file and the key."""
     path = root / FOLDER / name / "lab.toml"

@@ -54,14 +54,8 @@ def run_tests(
         (Path(folder) / "run.json").write_bytes(msgspec.json.encode(run))
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         command = [sys.executable, "-m", "pytest", "-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}"]
-        command += [
-            "-p",
-            "mooncake_lite.labs.plugin",
-            "-p",
-            "no:cacheprovider",
-            "--lab-run",
-            f"{folder}/run.json",
-        ]
+        command += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
+        command += ["-p", "no:cacheprovider"]
         command += [f"--confcutdir={root / 'tests/labs'}", *(["-k", " or ".join(only)] if only else [])]
         try:
             done = subprocess.run(
