@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.launch.links_program import Found, Pair
+from mooncake_lite.launch.links_program import BUDGET_S, Found, Pair
 from mooncake_lite.launch.mpirun import host_option, parse_hosts, split_words
 from mooncake_lite.launch.ranks_program import run_ranks
 
@@ -27,8 +27,6 @@ def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: st
     profile  of the launch; only "fast" has one-sided MPI between nodes
     Raises ConfigError for bad input, ClusterError when ranks fail.
     """
-    from mooncake_lite.launch.links_program import BUDGET_S
-
     places = parse_hosts(hosts)
     slots = sum(count for _, count in places)
     wanted = ranks if ranks is not None else slots or 2

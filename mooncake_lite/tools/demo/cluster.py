@@ -75,12 +75,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         with self._log.open("wb") as log:
-            streams: dict[str, Any] = {
-                "stdin": subprocess.DEVNULL,
-                "stdout": log,
-                "stderr": subprocess.STDOUT,
-            }
-            self._process = start_child(self._argv, new_session=True, **streams, **self._child)
+            streams: dict[str, Any] = {"stdout": log, "stderr": subprocess.STDOUT, **self._child}
+            self._process = start_child(self._argv, new_session=True, stdin=subprocess.DEVNULL, **streams)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -21,14 +21,8 @@ from mooncake_lite.tools.streams import Stream, play, process_of
 
 RANKS = ("--prefill", "2", "--decode", "2", "--store", "2")
 SIZES = (
-    "--pool-bytes",
-    "400MiB",
-    "--kv-cache-bytes",
-    "256MiB",
-    "--max-model-len",
-    "4096",
-    "--max-num-seqs",
-    "8",
+    *("--pool-bytes", "400MiB", "--kv-cache-bytes", "256MiB"),
+    *("--max-model-len", "4096", "--max-num-seqs", "8"),
 )
 """The streams fit on the decode rank that is left."""
 
