@@ -189,8 +189,8 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
     come into a half that this rank alone uses, and that is free when the transfer has ended. Pages, leases
     and the place in the batch need not wait for that.
 
-    A task that stores goes on: its blocks are of use to other requests, and its places in the pool may not
-    be given away while they are written. The latter holds for a swap, too.
+    A task that stores, or whose first token comes late, goes on: its blocks are of use to other requests, and
+    its places in the pool may not be given away while they are written. The latter holds for a swap, too.
     """
     job, branch = (event.request_id, event.attempt), event.branch
     tasks = [task for task in state.tasks.values() if task.id[:2] == job]
@@ -209,8 +209,8 @@ def _cancel_task(state: State, task: Task) -> list[Outcome]:
         return []
     if task is state.loading:
         state.stop_loading()
-    elif task in state.prefilling or task in state.drawing:
-        (state.prefilling if task in state.prefilling else state.drawing).remove(task)
+    elif task in state.prefilling:
+        state.prefilling.remove(task)
         if state.staging.of(task):  # its places in the pool are being written
             state.storing.append(task)
             task.problem = "cancelled"
