@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +28,18 @@ PROMPT = [(7 * i + 3) % 150 for i in range(150)]
 
 
 class Rank:
-    """An engine and 16 of its pages, from page `first` on. waited: the seconds of its waits."""
+    """An engine and 16 of its pages, from page `first` on. waited: the seconds of its waits.
 
-    def __init__(self, first: int = 0, seconds: float = 0.0) -> None:
+    layers   of a stage of a pipeline
+    """
+
+    def __init__(
+        self, first: int = 0, seconds: float = 0.0, layers: int = LAYOUT.layers, hidden_nbytes: int = 8
+    ) -> None:
         self.waited: list[float] = []
         wait, vocabulary = self.waited.append, emulation.VOCABULARY
-        self.engine = EmulatedEngine(LAYOUT, 32, vocabulary, lambda load: seconds, wait)
+        self.layout = replace(LAYOUT, layers=layers)
+        self.engine = EmulatedEngine(self.layout, 32, vocabulary, lambda load: seconds, wait, hidden_nbytes)
         self.pages = tuple(range(first, first + 16))[::-1]
 
     def chunk(self, tokens: list[int], start: int, draw: Draw | None, prompt: bool = True) -> Chunk:
@@ -41,7 +49,7 @@ class Rank:
     def blocks(self, length: int) -> np.ndarray:
         """The pool blocks of the first tokens."""
         count = -(-length // LAYOUT.block_tokens)
-        out = np.full((count, *LAYOUT.shape), 7, np.float32)
+        out = np.full((count, *self.layout.shape), 7, np.float32)
         self.engine.store_blocks(self._first_pages(length), out)
         return out
 
@@ -134,6 +142,50 @@ def test_each_branch_of_a_prompt_draws_with_a_seed_of_its_own_and_on_a_copy_of_i
     draw = Draw(Sampling(1.0, seed=5), tuple(tokens), 1, frozenset(), 2)
     (second,), _ = rank.engine.compute([Chunk(JobId("a", 0, 2), tokens[150:], 150, branched, (draw,), False)])
     assert second.token == alone[2][1]
+
+
+def same(hidden: np.ndarray) -> np.ndarray:
+    return hidden
+
+
+def staged(passed: Callable[[np.ndarray], np.ndarray] = same) -> tuple[list[int], Rank, Rank]:
+    """Tokens after each of three chunks that two stages compute. passed: hidden states on their way."""
+    first, last = Rank(first=5, layers=2, hidden_nbytes=24), Rank(first=5, layers=1)
+    tokens = []
+    for start, end in ((0, 70), (70, 71), (71, 150)):
+        draw = Draw(Sampling(0.0), PROMPT, 0, frozenset())
+        hidden = first.engine.pass_on([first.chunk(PROMPT[:end], start, None)])
+        assert hidden.shape == (end - start, 24)
+        drawn, _ = last.engine.compute([last.chunk(PROMPT[:end], start, draw)], None, passed(hidden))
+        tokens += [one.token for one in drawn]
+    return tokens, first, last
+
+
+def test_stages_give_the_tokens_of_a_whole_engine_and_each_its_layers_of_the_blocks() -> None:
+    whole = Rank()
+    tokens, first, last = staged()
+    assert tokens[-1:] == whole.answer(PROMPT, 0, 1)
+    blocks, parts = whole.blocks(150), [first.blocks(150), last.blocks(150)]
+    assert [part.shape[1] for part in parts] == [2, 1]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), blocks)
+
+
+def test_chunks_of_several_prompts_go_from_stage_to_stage_together() -> None:
+    first, last = Rank(layers=2), Rank(layers=1)
+    chunks = []
+    for number, length in enumerate((3, 40, 1)):
+        tokens = PROMPT[number : number + length]
+        draws = (Draw(Sampling(0.0), tokens, 0, frozenset()),)
+        chunks.append(Chunk(JobId("abc"[number], 0), tokens, 0, (4 * number, 4 * number + 1, 9), draws, True))
+    drawn, _ = last.engine.compute(chunks, None, first.engine.pass_on(chunks))
+    assert [one.token for one in drawn] == [emulation.answer(chunk.token_ids, 1)[0] for chunk in chunks]
+
+
+def test_wrong_hidden_states_give_wrong_tokens_and_wrong_blocks() -> None:
+    tokens, _, last = staged()
+    wrong_tokens, _, wrong = staged(lambda hidden: np.roll(hidden, 1, axis=0) ^ 1)
+    assert wrong_tokens != tokens
+    assert (wrong.blocks(150) != last.blocks(150)).any()
 
 
 def test_no_stop_id_is_chosen_before_min_tokens() -> None:

@@ -1,0 +1,157 @@
+"""A rank of a pipeline: the parts of its segment, and the turns of one that is not the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mooncake_lite import messages as m
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.engine.pipeline import part_of
+from mooncake_lite.engine.staging import StagingBlocks
+from mooncake_lite.messages import BlockRef
+from mooncake_lite.messages.stages import HalfEnded, StageEnded, StageMove, StageStep
+from mooncake_lite.model.sizes import HIDDEN_SLOTS, block_layout, pool_bytes, segment_bytes
+from mooncake_lite.model.stages import Stage
+from mooncake_lite.ranks.computing.pipeline import StageLoop, StageMemory
+from scheduler.instance import Result, Step, TransferEnded
+from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
+
+pytestmark = pytest.mark.quick
+
+MODEL = replace(SMALL_MODEL.config, layers=7, windows=(None,) * 7)
+BLOCK = block_layout(ServeConfig(), MODEL).nbytes
+CONFIG = ServeConfig(
+    prefill=4,
+    pipeline_parallel_size=4,
+    lend_bytes=3 * BLOCK,
+    staging_bytes=21 * BLOCK,
+    max_num_batched_tokens=9,
+)
+
+
+def memory(number: int) -> tuple[np.ndarray, StageMemory]:
+    role = "stage" if number else "prefill"
+    segment = np.zeros(segment_bytes(CONFIG, MODEL, role), np.uint8)
+    return segment, StageMemory(CONFIG, MODEL, role, Stage(number, 4), segment)
+
+
+def test_the_parts_of_a_stages_segment_do_not_overlap_and_the_slots_lie_where_the_next_one_reads() -> None:
+    for number in range(4):
+        segment, parts = memory(number)
+        assert parts.slots.shape == (HIDDEN_SLOTS, 9, MODEL.hidden_size * 4)
+        parts.staging[:] += 1
+        parts.slots[:] += 2
+        lent = pool_bytes(CONFIG, MODEL, "stage" if number else "prefill")
+        assert segment[:lent].max(initial=0) == 0
+        assert segment.max() == 2
+        assert (segment[parts.offset :] == 2).all()
+        assert np.count_nonzero(segment == 1) == len(parts.staging)
+
+
+def test_all_stages_have_halves_and_slots_for_as_many_blocks_of_their_layers() -> None:
+    sizes = set()
+    for number in range(4):
+        _, parts = memory(number)
+        assert parts.layout.layers == len(parts.layers) == (2 if number < 3 else 1)
+        layout = parts.layout
+        engine: Any = SimpleNamespace(block_shape=layout.shape, block_dtype=np.float32)
+        blocks = StagingBlocks(parts.staging, layout, engine)
+        sizes.add((blocks.half_blocks, blocks.num_slots))
+    assert len(sizes) == 1
+
+
+class Near:
+    """Has steps for a stage, and takes its reports."""
+
+    number, can_begin = 2, True
+
+    def __init__(self, *steps: StageStep) -> None:
+        self.steps, self.looks, self.told = list(steps), list[float](), list[Any]()
+
+    def look(self, wait_s: float) -> None:
+        self.looks.append(wait_s)
+
+    def next_step(self) -> StageStep | None:
+        self.can_begin = len(self.steps) > 1
+        return self.steps.pop(0) if self.steps else None
+
+    def tell(self, stage: int, message: Any) -> None:
+        self.told.append((stage, message))
+
+
+class Own:
+    """A runner whose transfers end in the step after that in which they began."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.flying: list[int] = []
+
+    @property
+    def is_moving(self) -> bool:
+        return bool(self.flying)
+
+    def run(self, step: Step, moved: Any) -> Result:
+        self.steps.append(step)
+        ends = [TransferEnded(half, sums=[[7]]) for half in self.flying]
+        self.flying = [one.half for one in (*step.reads, *step.writes)]
+        return Result(step, halves=ends)
+
+
+class Conductor:
+    def __init__(self, *messages: Any) -> None:
+        self.sent: list[Any] = []
+        self.messages = list(messages)
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self, wait_s: float) -> Sequence[Any]:
+        came, self.messages = self.messages, []
+        return came
+
+
+def loop(near: Any, own: Any, conductor: Any, terms: Sequence[int] = ()) -> tuple[StageLoop, list[Any]]:
+    marked: list[Any] = []
+    transfers: Any = SimpleNamespace(
+        mark_lost=lambda rank, reason: marked.append((rank, reason)), snapshot=dict, counters=dict
+    )
+    pipeline: Any = SimpleNamespace(near=near, part=part_of(range(4, 6), 10))
+    left = list(terms)
+    stage = StageLoop(
+        pipeline, own, own, transfers, conductor, m.RankHello(3, "stage", 0), CONFIG.roles,
+        lambda: False, lambda: left.pop(0) if left else 0,
+    )  # fmt: skip
+    stage._reported_at = float("inf")  # statistics are not the matter here
+    return stage, marked
+
+
+def test_a_stage_moves_its_layers_and_reports_each_end_to_the_first_one() -> None:
+    places = [BlockRef(1, 9, 1000, 70)]
+    near, own = Near(StageStep([], [], [StageMove(1, 1, places, [3])], [])), Own()
+    stage, _ = loop(near, own, Conductor())
+    stage.turn()
+    assert own.steps[0].writes[0].places == [BlockRef(1, 9, 1040, 20)]
+    assert near.told == []
+    stage.turn()
+    assert near.told == [(0, StageEnded(2, [HalfEnded(1, "", False, [[7]])], []))]
+    stage.turn()
+    assert len(own.steps) == 2, "with nothing to do, it does nothing"
+    assert near.looks == [0.0, 0.0, 0.1], "it waits for messages only when nothing moves"
+
+
+def test_a_stage_tells_a_new_conductor_of_itself_marks_lost_ranks_and_ends_when_told() -> None:
+    conductor = Conductor(m.MarkLost(5, "died"), m.Stop("done", 0.0, False))
+    stage, marked = loop(Near(), Own(), conductor, [2])
+    stage.run()
+    assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
+    assert marked == [(5, "died")]
+    assert (stage.stop, stage.may_leave) == (m.Stop("done", 0.0, False), False)
+    conductor.messages = [m.Stop("now", 0.0, False)]
+    stage.turn()
+    assert (stage.stop, stage.may_leave) == (m.Stop("done", 0.0, False), True)
