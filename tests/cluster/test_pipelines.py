@@ -16,16 +16,24 @@ from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.test_losses import AT_REST, samples, texts
 from tests.patience import patient, wait_until
 
-pytestmark = pytest.mark.cluster
-
-PIPELINES = ("--prefill", "4", "--pipeline-parallel-size", "2", "--max-num-batched-tokens", "64")
+STAGES = ("--pipeline-parallel-size", "2", "--max-num-batched-tokens", "64")
 
 
 def test_stages_answer_as_one_process_does_cold_and_from_the_pool(tmp_path: Path) -> None:
     folder = tiny.tiny_folder("qwen2", tmp_path / "model")
     prompts = tiny.prompts()
     expected = reference.greedy_texts(folder, prompts)
-    flags = [str(folder), *tiny.FLAGS, *PIPELINES, "--verify", "dram", "--trace", str(tmp_path / "trace")]
+    flags = [
+        str(folder),
+        *tiny.FLAGS,
+        "--prefill",
+        "2",
+        *STAGES,
+        "--verify",
+        "dram",
+        "--trace",
+        str(tmp_path / "trace"),
+    ]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
@@ -39,8 +47,9 @@ def test_stages_answer_as_one_process_does_cold_and_from_the_pool(tmp_path: Path
     assert "hidden states" in (tmp_path / "trace").read_text()
 
 
+@pytest.mark.cluster
 def test_a_pipeline_dies_as_a_whole_and_no_stream_changes(tmp_path: Path) -> None:
-    flags = [*emulation.flags(tmp_path / "model"), *PIPELINES, "--decode", "2"]
+    flags = [*emulation.flags(tmp_path / "model"), "--prefill", "4", *STAGES, "--decode", "2"]
     prompts = random_prompts(emulation.VOCABULARY)
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
