@@ -362,18 +362,9 @@ class ServeConfig:
     @property
     def roles(self) -> list[str]:
         """Role of each MPI rank: rank 0's, then those of ROLES in their order, pipelines one by one."""
-        stages = [role for _ in range(self.prefill_instances) for role in ("prefill", *self._stages)]
-        others = [role for role in ROLES[1:] for _ in range(getattr(self, role))]
-        return ["steward", *stages, *others]
-
-    @property
-    def _stages(self) -> list[str]:
-        return ["stage"] * (self.pipeline_parallel_size - 1)
-
-    @property
-    def prefill_instances(self) -> int:
-        """Prefill instances: a rank each, or a pipeline of several."""
-        return self.prefill // self.pipeline_parallel_size
+        size = self.pipeline_parallel_size
+        prefills = ["prefill", *["stage"] * (size - 1)] * (self.prefill // size)
+        return ["steward", *prefills, *(role for role in ROLES[1:] for _ in range(getattr(self, role)))]
 
     def role_of(self, rank: int) -> str:
         """Role of an MPI rank."""

@@ -6,7 +6,7 @@ Called by `ranks/assemble.py`. What the real one needs is imported when it is as
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
@@ -15,9 +15,6 @@ from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages
 from mooncake_lite.model.stages import WHOLE, Stage
 from mooncake_lite.profiles.file import profile_of
-
-if TYPE_CHECKING:
-    from mooncake_lite.engine.engine import Engine
 
 
 class Starting(Protocol):
@@ -48,18 +45,6 @@ def build_engine(
     """
     if config.engine == "emulated":
         return emulated_engine(config, folder, model_config, stage)
-    return real_engine(config, folder, model_config, threads, progress, stage)
-
-
-def real_engine(
-    config: ServeConfig,
-    folder: Path,
-    model_config: ModelConfig,
-    threads: int,
-    progress: Starting,
-    stage: Stage = WHOLE,
-) -> Engine:
-    """Compile the kernels, load the model, and run a tiny request. See build_engine."""
     from kernels_numba.ahead import compile_ahead, steps_of
     from mooncake_lite.engine.compiling import kernel_use
     from mooncake_lite.engine.engine import Engine

@@ -83,11 +83,6 @@ class Neighbours:
         self._transfers, self._slots, self._offset, self._receive = transfers, slots, offset, receive
         self._free, self._come = deque(range(len(slots))), deque[HiddenAt]()
 
-    @property
-    def is_last(self) -> bool:
-        """Tell whether this stage draws tokens."""
-        return self.number == len(self.ranks) - 1
-
     def look(self, wait_s: float = 0.0) -> None:
         """Take the messages that have come. Waits wait_s at most."""
         for message in self._receive(wait_s):
@@ -148,7 +143,7 @@ class StageEngine:
         near = self._neighbours
         hidden = near.take(sum(len(chunk.token_ids) for chunk in chunks)) if near.number else None
         looking = _Looking(self._look, hook or LayerHook())
-        if near.is_last:
+        if near.number == len(near.ranks) - 1:
             return self._engine.compute(chunks, looking, hidden)
         near.give(self._engine.pass_on(chunks, looking, hidden))
         return [], []

@@ -16,7 +16,7 @@ import msgspec
 
 from mooncake_lite import messages as m
 from mooncake_lite.config.machine import usable_cores
-from mooncake_lite.config.modes import DUTIES
+from mooncake_lite.config.modes import DUTIES, pipeline_of
 from mooncake_lite.launch.rank_process import STOP_EXTRA_S, forget_shared_memory, hard_exit
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import FOLLOWED, STEWARD
@@ -132,8 +132,10 @@ def work(process: RankProcess) -> int:
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
     links = None
-    if config.pipeline_parallel_size > 1:
-        links = StageLinks(world, config, process.run_dir, CurveKeys.from_bytes(plan.control_keys))
+    if len(ranks := pipeline_of(config.roles, world.rank)) > 1:
+        links = StageLinks(world, ranks, process.run_dir, CurveKeys.from_bytes(plan.control_keys))
+    elif config.pipeline_parallel_size > 1:
+        world.allgather_bytes(b"")  # see StageLinks
     lent = segment_bytes(config, model_config, process.role)
     tracer = rank_tracer(process, world, neighbours.conductor)
     transfers = TransferEngine(world, lent, on_fatal=neighbours.end_rank)
@@ -233,9 +235,8 @@ class _Compute:
         memory = StageMemory(config, start.model_config, role, stage, start.transfers.local)
         blocks = StagingBlocks(memory.staging, memory.layout, engine)
         hello = m.RankHello(near.number, role, near.node, lent)
-        pipeline = None
-        if start.links is not None and stage.count > 1:
-            pipeline = Pipeline(start.links, memory, engine, start.transfers)
+        links = start.links
+        pipeline = Pipeline(links, memory, engine, start.transfers) if links is not None else None
         own = Runner(engine, blocks, start.transfers, pipeline.compute if pipeline else None)
         self._own, self._links = own, start.links
         runner: StepRunner = own if pipeline is None else pipeline.runner(own)

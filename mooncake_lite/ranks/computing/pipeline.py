@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from mooncake_lite import messages as m
-from mooncake_lite.config.modes import pipeline_of
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.pipeline import (
@@ -53,29 +52,25 @@ class StageLinks:
 
     ranks   of the pipeline, first stage first; stage: this rank's
 
-    All ranks of the cluster have to make one at the same time: they exchange addresses over MPI.
+    They exchange addresses over MPI, so all other ranks have to call `world.allgather_bytes` meanwhile.
     """
 
-    def __init__(self, world: World, config: ServeConfig, run_dir: RunDir, keys: CurveKeys) -> None:
-        self.ranks = pipeline_of(config.roles, world.rank)
+    def __init__(self, world: World, ranks: list[int], run_dir: RunDir, keys: CurveKeys) -> None:
+        self.ranks = ranks
         self.stage = Stage(self.ranks.index(world.rank), len(self.ranks))
-        self._hub: Hub | None = None
         self._spokes: dict[int, Spoke] = {}
-        decoder, mine = Decoder(TO_STAGE), b""
-        if self.stage.count > 1:
-            keys = CurveKeys.generate(keys)
-            self._hub = Hub([_endpoint(world, self.ranks, run_dir)], decoder, keys)
-            mine = msgspec.msgpack.encode((self._hub.endpoints[0], keys.server_public))
-        found = world.allgather_bytes(mine)
+        decoder, keys = Decoder(TO_STAGE), CurveKeys.generate(keys)
+        self._hub = Hub([_endpoint(world, self.ranks, run_dir)], decoder, keys)
+        mine = self._hub.endpoints[0], keys.server_public
+        found = world.allgather_bytes(msgspec.msgpack.encode(mine))
         for number, rank in enumerate(self.ranks):
-            if rank != world.rank and self._hub is not None:
+            if rank != world.rank:
                 endpoint, public = msgspec.msgpack.decode(found[rank], type=tuple[str, str])
                 name, theirs = f"stage-{self.stage.number}", keys.for_server(public)
                 self._spokes[number] = Spoke(endpoint, name, decoder, theirs, context=self._hub.context)
 
     def receive(self, wait_s: float) -> list[m.Message]:
         """Return messages of the other stages. Waits wait_s at most."""
-        assert self._hub is not None
         return [message for _, message in self._hub.receive(wait_s)]
 
     def tell(self, stage: int, message: m.Message) -> None:
@@ -87,8 +82,7 @@ class StageLinks:
         """Close the connections."""
         for spoke in self._spokes.values():
             spoke.close()
-        if self._hub is not None:
-            self._hub.close()
+        self._hub.close()
 
 
 def _endpoint(world: World, ranks: Sequence[int], run_dir: RunDir) -> str:

@@ -81,7 +81,7 @@ def work(process: RankProcess) -> int:
         monitor.watch_pid(f"rank-{rank}", pid)
     rank_tracer(process, world, None)
     if config.pipeline_parallel_size > 1:
-        world.allgather_bytes(b"")  # ranks of pipelines tell each other where they are
+        world.allgather_bytes(b"")  # see StageLinks
     transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()
     process.ready()
