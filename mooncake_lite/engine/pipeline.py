@@ -114,16 +114,24 @@ class Neighbours:
         self.tell(self.number - 1, HiddenTaken(at.slot))
         return found
 
-    def give(self, hidden: np.ndarray) -> None:
+    def drop(self) -> None:
+        """Free the slots of hidden states that nobody uses any more: the stage before may wait for one."""
+        while self._come:
+            self.tell(self.number - 1, HiddenTaken(self._come.popleft().slot))
+
+    def give(self, hidden: np.ndarray, waits: Callable[[], object] = lambda: None) -> None:
         """Leave hidden states to the next stage. Waits while that is two passes behind.
+
+        waits   called while it does
 
         Raises RuntimeError when it does not take them.
         """
-        until = time.monotonic() + TRANSFER_LIMIT_S
+        until = time.monotonic() + SILENCE_LIMIT_S
         while not self._free:
             if time.monotonic() > until:
                 raise RuntimeError(f"rank {self.ranks[self.number + 1]} takes no hidden states")
             self.look(0.1)
+            waits()
         slot = self._free.popleft()
         self._slots[slot, : len(hidden)] = hidden
         self.tell(self.number + 1, HiddenAt(slot, self._offset + slot * self._slots[0].nbytes))
@@ -145,7 +153,7 @@ class StageEngine:
         looking = _Looking(self._look, hook or LayerHook())
         if near.number == len(near.ranks) - 1:
             return self._engine.compute(chunks, looking, hidden)
-        near.give(self._engine.pass_on(chunks, looking, hidden))
+        near.give(self._engine.pass_on(chunks, looking, hidden), self.on_look)
         return [], []
 
     def _look(self) -> None:

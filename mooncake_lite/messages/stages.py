@@ -96,3 +96,10 @@ class StageEnded(Message, frozen=True):
 
 
 TO_STAGE = StageStep | HiddenAt | HiddenTaken | StageEnded
+
+
+class StageMail(Message, frozen=True):
+    """Any message between two stages. number: how many have gone the same way before."""
+
+    number: int
+    message: TO_STAGE

@@ -7,7 +7,9 @@ Used by `assemble.py`. What is told and reported stands in `engine/pipeline.py`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +29,7 @@ from mooncake_lite.engine.pipeline import (
 )
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.launch.run_dir import RunDir
-from mooncake_lite.messages.stages import TO_STAGE, StageEnded, StageStep
+from mooncake_lite.messages.stages import StageEnded, StageMail, StageStep
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, pool_bytes, stage_bytes
 from mooncake_lite.model.stages import Stage
@@ -59,7 +61,8 @@ class StageLinks:
         self.ranks = ranks
         self.stage = Stage(self.ranks.index(world.rank), len(self.ranks))
         self._spokes: dict[int, Spoke] = {}
-        decoder, keys = Decoder(TO_STAGE), CurveKeys.generate(keys)
+        self._sent, self._heard = Counter[int](), Counter[str]()
+        decoder, keys = Decoder(StageMail), CurveKeys.generate(keys)
         self._hub = Hub([_endpoint(world, self.ranks, run_dir)], decoder, keys)
         mine = self._hub.endpoints[0], keys.server_public
         found = world.allgather_bytes(msgspec.msgpack.encode(mine))
@@ -69,13 +72,23 @@ class StageLinks:
                 name, theirs = f"stage-{self.stage.number}", keys.for_server(public)
                 self._spokes[number] = Spoke(endpoint, name, decoder, theirs, context=self._hub.context)
 
-    def receive(self, wait_s: float) -> list[m.Message]:
-        """Return messages of the other stages. Waits wait_s at most."""
-        return [message for _, message in self._hub.receive(wait_s)]
+    def receive(self, wait_s: float) -> list[Any]:
+        """Return messages of the other stages. Waits wait_s at most. Raises RuntimeError when one was lost.
 
-    def tell(self, stage: int, message: m.Message) -> None:
+        Passes and hidden states belong together by their order: without one, all others would be wrong.
+        """
+        mail = self._hub.receive(wait_s)
+        for peer, one in mail:
+            if one.number != self._heard[peer]:
+                raise RuntimeError(f"message {self._heard[peer]} of {peer} of the pipeline is lost")
+            self._heard[peer] += 1
+        return [one.message for _, one in mail]
+
+    def tell(self, stage: int, message: Any) -> None:
         """Send to another stage. Raises RuntimeError when it takes nothing any more."""
-        if not self._spokes[stage].send(message):
+        mail = StageMail(self._sent[stage], message)
+        self._sent[stage] += 1
+        if not self._spokes[stage].send(mail):
             raise RuntimeError(f"rank {self.ranks[stage]} of the pipeline does not read its messages")
 
     def close(self) -> None:
@@ -157,7 +170,7 @@ class StageLoop:
         self._near, self._part, self._runner, self._own = pipeline.near, pipeline.part, runner, own
         self._transfers, self._conductor, self._hello, self._roles = transfers, conductor, hello, roles
         self._must_stop, self._new_term = must_stop, new_term
-        self._reported_at = 0.0
+        self._reported_at, self._term = 0.0, 0
         self.stop: m.Stop | None = None
         self.may_leave = False
 
@@ -165,6 +178,7 @@ class StageLoop:
         """Serve until told to stop, or until the conductor is gone."""
         while self.stop is None and not self._must_stop():
             self.turn()
+        self._near.drop()
 
     def turn(self) -> None:
         """Read, compute, tell."""
@@ -189,8 +203,12 @@ class StageLoop:
 
     def _read_conductor(self) -> None:
         now = time.monotonic()
-        if term := self._new_term():
-            self._conductor.send(msgspec.structs.replace(self._hello, epoch=term))
+        self._term = self._new_term() or self._term
+        if self._term and not (
+            self._own.is_moving or self._near.steps
+        ):  # nothing is left of an earlier one's
+            self._conductor.send(msgspec.structs.replace(self._hello, epoch=self._term))
+            self._term = 0
         if now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._conductor.send(rank_stats(self._hello.rank, self._roles, {}, self._transfers))

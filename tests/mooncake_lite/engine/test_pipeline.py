@@ -371,7 +371,7 @@ def test_a_stage_whose_hidden_states_nobody_takes_ends_with_a_reason(monkeypatch
     hidden = np.zeros((1, NBYTES), np.uint8)
     stage.near.give(hidden)
     stage.near.give(hidden)
-    monkeypatch.setattr(pipeline, "TRANSFER_LIMIT_S", 0.02)
+    monkeypatch.setattr(pipeline, "SILENCE_LIMIT_S", 0.02)
     with pytest.raises(RuntimeError, match="rank 6 takes no hidden states"):
         stage.near.give(hidden)
     assert len(stage.told) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,10 +16,10 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.pipeline import part_of
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
-from mooncake_lite.messages.stages import HalfEnded, StageEnded, StageMove, StageStep
+from mooncake_lite.messages.stages import HalfEnded, HiddenTaken, StageEnded, StageMail, StageMove, StageStep
 from mooncake_lite.model.sizes import HIDDEN_SLOTS, block_layout, pool_bytes, segment_bytes
 from mooncake_lite.model.stages import Stage
-from mooncake_lite.ranks.computing.pipeline import StageLoop, StageMemory
+from mooncake_lite.ranks.computing.pipeline import StageLinks, StageLoop, StageMemory
 from scheduler.instance import Result, Step, TransferEnded
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
 
@@ -84,6 +85,9 @@ class Near:
     def tell(self, stage: int, message: Any) -> None:
         self.told.append((stage, message))
 
+    def drop(self) -> None:
+        self.told.append("dropped")
+
 
 class Own:
     """A runner whose transfers end in the step after that in which they began."""
@@ -147,11 +151,32 @@ def test_a_stage_moves_its_layers_and_reports_each_end_to_the_first_one() -> Non
 
 def test_a_stage_tells_a_new_conductor_of_itself_marks_lost_ranks_and_ends_when_told() -> None:
     conductor = Conductor(m.MarkLost(5, "died"), m.Stop("done", 0.0, False))
-    stage, marked = loop(Near(), Own(), conductor, [2])
+    stage, marked = loop(near := Near(), Own(), conductor, [2])
     stage.run()
+    assert near.told == ["dropped"], "the stage before waits for a slot"
     assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
     assert marked == [(5, "died")]
     assert (stage.stop, stage.may_leave) == (m.Stop("done", 0.0, False), False)
     conductor.messages = [m.Stop("now", 0.0, False)]
     stage.turn()
     assert (stage.stop, stage.may_leave) == (m.Stop("done", 0.0, False), True)
+
+
+def test_a_stage_joins_a_new_conductor_once_it_has_moved_what_it_was_told() -> None:
+    write = StageStep([], [], [StageMove(1, 1, [BlockRef(1, 9, 1000, 70)], [3])], [])
+    conductor = Conductor()
+    stage, _ = loop(Near(write), Own(), conductor, [2])
+    stage.turn()
+    stage.turn()
+    assert conductor.sent == [], "its bytes are on their way to a place of the conductor before"
+    stage.turn()
+    assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
+
+
+def test_a_message_of_another_stage_that_is_lost_ends_the_rank() -> None:
+    links: Any = StageLinks.__new__(StageLinks)
+    mail = [[("stage-1", StageMail(0, HiddenTaken(0)))], [("stage-1", StageMail(2, HiddenTaken(1)))]]
+    links._heard, links._hub = Counter(), SimpleNamespace(receive=lambda wait_s: mail.pop(0))
+    assert links.receive(0.0) == [HiddenTaken(0)]
+    with pytest.raises(RuntimeError, match="message 1 of stage-1 of the pipeline is lost"):
+        links.receive(0.0)
