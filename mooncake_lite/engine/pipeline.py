@@ -115,7 +115,7 @@ class Neighbours:
         return found
 
     def drop(self) -> None:
-        """Free the slots of hidden states that nobody uses any more: the stage before may wait for one."""
+        """Free the slots that this stage will not read. The stage before may be waiting for one."""
         while self._come:
             self.tell(self.number - 1, HiddenTaken(self._come.popleft().slot))
 

@@ -204,9 +204,8 @@ class StageLoop:
     def _read_conductor(self) -> None:
         now = time.monotonic()
         self._term = self._new_term() or self._term
-        if self._term and not (
-            self._own.is_moving or self._near.steps
-        ):  # nothing is left of an earlier one's
+        is_done = not (self._own.is_moving or self._near.steps)  # with what an earlier conductor wanted
+        if self._term and is_done:
             self._conductor.send(msgspec.structs.replace(self._hello, epoch=self._term))
             self._term = 0
         if now - self._reported_at >= REPORT_EVERY_S:
