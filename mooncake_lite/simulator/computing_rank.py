@@ -92,8 +92,8 @@ class SimulatedRank:
                 return
             result = self._runner.end()
             self._tell(rank.ended(result, clock.now))
-            begun, ended = step.reads or step.puts, result.halves or result.puts or result.late
-            if step.only_waits and not (begun or ended or self._inbox):
+            changed = step.admit or step.preempt or step.lands or step.saves
+            if not (changed or result.halves or result.puts or result.late or self._inbox):
                 break
         self._runs = False
         self._wait(step)

@@ -27,6 +27,8 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     and so ends at once: nothing waits for it, and it waits for nothing.
     """
     limits, chosen = state.limits, list[Admission]()
+    if not state.waiting:
+        return chosen
     loading, active, prefills = state.loading is not None, state.num_active, state.num_prefills
     reserved = state.num_next_pages()
     for task in state.waiting:
@@ -93,12 +95,12 @@ def next_batch(state: State, draft: PageDraft, ahead: Task | None) -> tuple[list
         needed, copied = state.next_pages(task, left)
         if state.swapping and needed > draft.num_available:
             continue
-        pages = list(task.sequence.pages)
+        pages = task.sequence.pages
         if needed:
             new = draft.take(needed)
             assert new is not None, "an iteration without pages for its tokens"
             grow.append(Growth(task.id, new, copied[0] if copied else None))
-            pages[len(pages) - len(copied) :] = new
+            pages = [*pages[: len(pages) - len(copied)], *new]
             left.update(copied)
         chunks.append(_chunk(task, 1, pages, prompt=False))
     if state.limits.overlaps or not state.writing:

@@ -28,12 +28,13 @@ def leap(state: State, step: Step, most: int) -> Step:
     if steps < 2:
         return step
     growths = _later_growths(state, step, steps)
-    taken, free = len(growths), len(state.pages.free) - len(step.grow)
+    first = len(step.grow) + sum(len(one.pages) - one.shared for one in step.admit)
+    taken, free = len(growths), len(state.pages.free) - first
     if taken > free:  # the first of the others would evict a page
         steps, taken = growths[free][0] - 1, free
         if steps < 2:
             return step
-    pages = islice(reversed(state.pages.free), len(step.grow), len(step.grow) + taken)
+    pages = islice(reversed(state.pages.free), first, first + taken)
     later = tuple(
         (number, Growth(state.running[index].id, (page,)))
         for (number, index), page in zip(growths, pages)
@@ -44,14 +45,22 @@ def leap(state: State, step: Step, most: int) -> Step:
 
 def _repeats(state: State, step: Step) -> bool:
     """Tell whether the next step would be like this one if nothing happened."""
-    moves = step.admit or step.evict or step.preempt or step.reads or step.lands or step.writes or step.puts
-    if not step.chunks or moves or step.saves or len(step.chunks) != len(state.running):
+    moves = step.evict or step.preempt or step.lands or step.writes or step.saves
+    if not step.chunks or moves or len(step.chunks) != len(state.running):
         return False
-    if state.loading or state.prefilling or state.storing or state.swapping or state.leaving:
+    if any(not one.loads or one.by_layers for one in step.admit):
+        return False
+    if state.prefilling or state.storing or state.swapping or state.leaving:
         return False
     if any(growth.copies is not None for growth in step.grow):
         return False
-    return not state.waiting or state.num_active >= state.limits.sequences
+    return state.loading is None or bool(step.reads) or _flies(state)
+
+
+def _flies(state: State) -> bool:
+    """Tell whether a group of the loading task is on its way. Until it has arrived no other one begins."""
+    uses = [use for use in state.staging.halves if use is not None]
+    return any(use.kind == "reading" and use.task is state.loading for use in uses)
 
 
 def _steps_left(state: State, task: Task) -> int:

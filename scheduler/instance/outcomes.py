@@ -101,18 +101,18 @@ class Run(JobOutcome):
 
 @dataclass(frozen=True, slots=True)
 class Iterated:
-    """An iteration of the running batch gave `tokens` tokens.
+    """Iterations of the running batch gave `tokens` tokens each; more than one of them in a leap alone.
 
-    compute_s        seconds of the forward pass
-    seconds          from the forward pass before to this one, as clients see it; those of this pass alone
+    compute_s        seconds of each forward pass
+    seconds          of each, from the forward pass before to it, as clients see it; those of this pass alone
                      where the batch did not run before
-    context_tokens   tokens that these attend to, themselves included
-    alone            the forward pass had no prompt in it
+    context_tokens   tokens that all of these attend to, themselves included
+    alone            the forward passes had no prompt in them
     """
 
     tokens: int
-    compute_s: float
-    seconds: float
+    compute_s: Seq[float]
+    seconds: Seq[float]
     context_tokens: int
     alone: bool
 

@@ -17,6 +17,8 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
     the order of preemption.
     """
     running = state.running
+    if len(running) <= num_free:
+        return []  # a sequence needs one page at most
     left: Counter[int] = Counter()
     num_free += sum(_leave(state, task, left) for task in state.swapping)
     stay = len(running)

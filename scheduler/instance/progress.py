@@ -6,6 +6,7 @@ Called by `planner.on` alone.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -162,12 +163,12 @@ def _leapt(state: State, result: Result) -> list[Outcome]:
             state.pages.take(growth.pages)
             sequence.pages += growth.pages
     context = sum(chunk.end for chunk in result.step.chunks)
-    for end_s, compute_s in result.passes:
-        seconds = compute_s if state.passed_at is None else end_s - state.passed_at
-        said.append(Iterated(batch, compute_s, seconds, context, True))
-        context += batch
-        state.passed_at = end_s
-    times_s = [end_s for end_s, _ in result.passes]
+    times_s, computed_s = zip(*result.passes)
+    seconds = [end_s - before_s for before_s, end_s in itertools.pairwise((state.passed_at or 0.0, *times_s))]
+    if state.passed_at is None:
+        seconds[0] = computed_s[0]
+    state.passed_at = times_s[-1]
+    said.append(Iterated(batch, computed_s, seconds, passes * context + batch * math.comb(passes, 2), True))
     for index, task in enumerate(state.running):
         sequence = task.sequence
         tokens = result.tokens[index : passes * batch : batch]
@@ -201,7 +202,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
             said += _computed(state, task, chunk, list(itertools.islice(tokens, len(chunk.draws))), now)
     if iterated:
         seconds = result.compute_s if state.passed_at is None else now - state.passed_at
-        said.insert(0, Iterated(iterated, result.compute_s, seconds, context, computed == iterated))
+        said.insert(0, Iterated(iterated, [result.compute_s], [seconds], context, computed == iterated))
     return said
 
 

@@ -16,6 +16,7 @@ from scheduler.instance.step import Draw, Score
 class Task:
     """A sequence of a job, and its progress. Times are those of the planner's caller.
 
+        id                its name on its rank
         branch            number of its answer; a task that is not forked yet stands for all branches
         forked            whether it stands for its own branch alone
         dropped           branches that were cancelled before the fork
@@ -77,6 +78,10 @@ class Task:
     scores: list[Any] = field(default_factory=list)
     problem: str = ""
     may_still_write: bool = False
+    id: JobId = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.id = JobId(self.job.request_id, self.job.attempt, self.branch)
 
     @classmethod
     def of(cls, job: Job) -> Task:
@@ -86,11 +91,6 @@ class Task:
         task = cls(job, sequence, branches[0], len(branches) == 1, to_load=len(job.load), keys=list(job.keys))
         task.out = list(enumerate(job.store, len(job.load)))
         return task.fork(*job.answers[0]) if len(job.answers) == 1 else task
-
-    @property
-    def id(self) -> JobId:
-        """Return the name of this task on its rank."""
-        return JobId(self.job.request_id, self.job.attempt, self.branch)
 
     @property
     def branches(self) -> list[int]:

@@ -104,11 +104,12 @@ class DecodeSteps:
     seconds: float = 0.0
 
     def add(self, iterated: outcomes.Iterated) -> None:
-        """Add a step."""
-        self.steps += 1
-        self.sequences += iterated.tokens
+        """Add the steps of a leap, or one."""
+        self.steps += len(iterated.seconds)
+        self.sequences += iterated.tokens * len(iterated.seconds)
         self.context_tokens += iterated.context_tokens
-        self.seconds += iterated.seconds
+        for seconds in iterated.seconds:
+            self.seconds += seconds
 
 
 class ComputingRank:
@@ -298,9 +299,9 @@ class ComputingRank:
         return m.ChunkStored(*self._about(stored.job), stored.first, list(stored.checksums))
 
     def _iterated(self, iterated: outcomes.Iterated) -> None:
-        self.counters["decode_tokens_total"] += iterated.tokens
-        self.counters["decode_seconds_total"] += iterated.compute_s
-        self.counters["decode_iterations_total"] += 1
+        self.counters["decode_tokens_total"] += iterated.tokens * len(iterated.seconds)
+        self.counters["decode_seconds_total"] += sum(iterated.compute_s)
+        self.counters["decode_iterations_total"] += len(iterated.seconds)
         if iterated.alone:
             self._steps.add(iterated)
 
