@@ -31,12 +31,13 @@ ROOMS = {
     "model": {"config"},
     "profiles": {"config", "model"},
     "tracing": set(),
+    "workloads": {"config"},
     "launch": {"config", "messages", "model", "profiles", "tracing"},
     "engine": {"config", "launch", "messages", "model", "profiles"},
     "gateway": {"config", "launch", "messages", "model", "tracing"},
     "ranks": {"config", "control", "engine", "launch", "messages", "model", "tracing"},
     "conductor": {"config", "control", "launch", "messages", "model", "profiles", "ranks", "tracing"},
-    "simulator": {"conductor", "config", "control", "engine", "messages", "profiles", "ranks"},
+    "simulator": {"conductor", "config", "control", "engine", "messages", "profiles", "ranks", "workloads"},
     "labs": set(),
     "tools": {
         "conductor",
@@ -48,12 +49,13 @@ ROOMS = {
         "model",
         "profiles",
         "simulator",
+        "workloads",
     },
 }
 """folder of mooncake_lite -> which of the others it may import, besides `errors` and the version. `cli`,
 `serve_command` and `rank`, which stand above all folders, import what they start."""
 
-MOST_ENTRIES = 21
+MOST_ENTRIES = 22
 """Of mooncake_lite itself: what a newcomer reads first."""
 
 LIGHT = (

@@ -20,7 +20,7 @@ from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.figure import check_plot, draw
 from mooncake_lite.simulator.replay import Workload, replay, workload_of
-from mooncake_lite.simulator.traces import read_trace
+from mooncake_lite.workloads.traces import read_trace
 from store.errors import UnknownPolicy
 from store.policies import NAMES, policy_factory
 from store.policies.learned import Bound, Learned
@@ -87,8 +87,8 @@ def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_f
     names = parse_policies(policies)
     blocks = parse_blocks(sizes)
     check_plot(plot_file)
-    requests = read_trace(trace)
-    workloads = {ALL: workload_of(requests), COMPLETE: workload_of(requests, complete_only=True)}
+    read = read_trace(trace)
+    workloads = {ALL: workload_of(read), COMPLETE: workload_of(read, complete_only=True)}
     rows = _measure(workloads, names, blocks)
     _show(rows)
     whole = workloads[ALL]
@@ -96,7 +96,7 @@ def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_f
         result = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "trace": trace.name,
-            "requests": len(requests),
+            "requests": len(read.requests),
             "references": whole.references,
             "distinct_blocks": len(whole.facts),
             "rows": [row.to_dict() for row in rows],

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mooncake_lite.simulator.traces import BLOCK_TOKENS, TraceRequest
+from mooncake_lite.workloads.traces import Trace
 from store.policies import BlockFacts, Policy
 
 KV_BYTES_PER_TOKEN = 320 * 1024
@@ -47,22 +47,23 @@ class Workload:
         return [item for _, ids in self.requests for item in ids]
 
 
-def workload_of(trace: Sequence[TraceRequest], *, complete_only: bool = False) -> Workload:
+def workload_of(trace: Trace, *, complete_only: bool = False) -> Workload:
     """complete_only: partial last blocks are left out altogether.
 
     The cost of a block is what prefill takes longer with it than without, so that it grows along a prompt.
     """
     requests: list[tuple[float, Sequence[int]]] = []
     facts: dict[int, BlockFacts] = {}
-    for request in trace:
-        ids = request.hash_ids[: request.full_blocks] if complete_only else request.hash_ids
+    size = trace.block_tokens
+    for request in trace.requests:
+        ids = request.hash_ids[: request.input_length // size] if complete_only else request.hash_ids
         requests.append((request.timestamp / 1000, ids))
         for position, item in enumerate(ids):
             if item not in facts:
-                begin, end = BLOCK_TOKENS * position, BLOCK_TOKENS * (position + 1)
+                begin, end = size * position, size * (position + 1)
                 parent = ids[position - 1] if position else None
                 cost_s = prefill_s(end) - prefill_s(begin)
-                facts[item] = BlockFacts(BLOCK_TOKENS * KV_BYTES_PER_TOKEN, cost_s, 0, parent, position)
+                facts[item] = BlockFacts(size * KV_BYTES_PER_TOKEN, cost_s, 0, parent, position)
     return Workload(requests, facts, sum(len(ids) for _, ids in requests))
 
 

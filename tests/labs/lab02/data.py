@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from mooncake_lite.simulator.traces import BLOCK_TOKENS, TraceRequest
+from mooncake_lite.workloads.traces import BLOCK_TOKENS, TraceRequest
 
 SYSTEM_BLOCKS = 2
 """Blocks of the system prompt with which every request begins."""

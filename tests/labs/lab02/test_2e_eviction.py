@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mooncake_lite.labs.judging import Judge
-from mooncake_lite.simulator.traces import read_trace
+from mooncake_lite.workloads.traces import read_trace
 from tests.labs.lab02.data import made_trace
 
 
@@ -196,7 +196,8 @@ def test_the_victims_on_a_trace_are_those_of_the_paper(lab: Judge) -> None:
 
 @pytest.mark.skipif("MOONCAKE_LITE_TRACES" not in os.environ, reason="MOONCAKE_LITE_TRACES names no folder")
 def test_the_victims_on_the_public_trace_are_those_of_the_paper(lab: Judge) -> None:
-    requests = read_trace(Path(os.environ["MOONCAKE_LITE_TRACES"]) / "conversation_trace.jsonl")[:600]
+    trace = read_trace(Path(os.environ["MOONCAKE_LITE_TRACES"]) / "conversation_trace.jsonl")
+    requests = trace.requests[:600]
     references = [item for request in requests for item in request.hash_ids]
     paper = Paper(10 * lab.size.pool_blocks)
     for item in references:

@@ -12,7 +12,7 @@ import pytest
 from mooncake_lite.cli import main
 from mooncake_lite.simulator import cache
 from store.policies import NAMES
-from tests.mooncake_lite.simulator.traces import made_trace, write
+from tests.mooncake_lite.workloads.made import made_trace, write
 
 pytestmark = pytest.mark.quick
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.simulator.replay import prefill_s, replay, workload_of
-from mooncake_lite.simulator.traces import TraceRequest, read_trace
+from mooncake_lite.workloads.traces import Trace, TraceRequest, read_trace
 from store.policies import NAMES, policy_factory
-from tests.mooncake_lite.simulator.traces import made_trace
+from tests.mooncake_lite.workloads.made import made_trace
 
 VARIABLE = "MOONCAKE_LITE_TRACES"
 PUBLISHED = {
@@ -20,8 +20,8 @@ PUBLISHED = {
 """complete blocks only -> blocks of the pool -> share of hits of the public conversation trace, LRU."""
 
 
-def trace_of(*prompts: list[int], length: int | None = None) -> list[TraceRequest]:
-    return [TraceRequest(float(n), length or 512 * len(ids), 1, ids) for n, ids in enumerate(prompts)]
+def trace_of(*prompts: list[int], length: int | None = None) -> Trace:
+    return Trace([TraceRequest(float(n), length or 512 * len(ids), 1, ids) for n, ids in enumerate(prompts)])
 
 
 @pytest.mark.quick
@@ -106,7 +106,7 @@ def test_lru_gives_the_published_table_of_the_public_trace_to_four_digits() -> N
     if not folder:
         pytest.skip(f"{VARIABLE} does not say where conversation_trace.jsonl is")
     trace = read_trace(Path(folder) / "conversation_trace.jsonl")
-    assert (len(trace), sum(len(r.hash_ids) for r in trace)) == (12_031, 288_500)
+    assert (len(trace.requests), sum(len(r.hash_ids) for r in trace.requests)) == (12_031, 288_500)
     for complete_only, row in PUBLISHED.items():
         workload = workload_of(trace, complete_only=complete_only)
         found = {

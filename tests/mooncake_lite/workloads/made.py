@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
-from mooncake_lite.simulator.traces import TraceRequest
+from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
 
 
-def made_trace(requests: int = 300) -> list[TraceRequest]:
+def made_trace(requests: int = 300) -> Trace:
     """Conversations that grow and come back, beside prompts that never do. All begin with block 0."""
     draw = random.Random(7)
     talks = [[0] for _ in range(12)]
@@ -25,10 +24,9 @@ def made_trace(requests: int = 300) -> list[TraceRequest]:
         fresh += len(ids)
         length = 512 * (len(ids) - 1) + draw.choice([512, 300, 1])
         made.append(TraceRequest(3000.0 * (number // 4), length, 10, ids))
-    return made
+    return Trace(made)
 
 
-def write(path: Path, trace: list[TraceRequest]) -> Path:
-    names = ("timestamp", "input_length", "output_length", "hash_ids")
-    path.write_text("".join(json.dumps({n: getattr(r, n) for n in names}) + "\n" for r in trace))
+def write(path: Path, trace: Trace) -> Path:
+    path.write_bytes(write_trace(trace))
     return path
