@@ -63,7 +63,9 @@ def model_folder(folder: Path, shape: dict[str, int] = TINY, context: int = 4096
 
 def profile_of(folder: Path, cost: ComputeCost = COST, dtype: str = "float32", cpu: str = "none") -> Profile:
     """A profile of the model in a folder, as if it had been measured."""
-    model = ProfiledModel(folder.name, model_fingerprint(load_config(folder)))
+    sizes = load_config(folder)
+    kv = [sizes.layers, sizes.kv_heads, sizes.head_dim, 4]
+    model = ProfiledModel(folder.name, model_fingerprint(sizes), kv)
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     section = ComputeSection(EngineUsed(dtype, "cpu", "auto", 2), cost, {}, [])
     return Profile(VERSION, model, {"cpu": cpu}, date, {}).with_section("compute", section)

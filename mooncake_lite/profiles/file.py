@@ -29,10 +29,18 @@ SHIPPED = "shipped"
 
 
 class ProfiledModel(msgspec.Struct, frozen=True):
-    """The model that was measured. fingerprint: see model_fingerprint."""
+    """The model that was measured. fingerprint: see model_fingerprint.
+
+    kv   its layers, KV heads, head_dim and bytes of a number; [] in profiles of earlier versions
+    """
 
     name: str
     fingerprint: str
+    kv: list[int] = []
+
+    def __post_init__(self) -> None:
+        if self.kv and (len(self.kv) != 4 or min(self.kv) < 1):
+            raise ValueError(f"kv={self.kv}: layers, KV heads, head_dim and bytes of a number are wanted")
 
 
 class EngineUsed(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ docs/explain/control.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
@@ -344,7 +345,7 @@ class Clients:
         elif isinstance(effect, fx.Release):
             assert self._withholds, f"{effect}: nothing is withheld"
             assert not request.released or self._world.term, f"{effect} comes twice"
-            request.released = True
+            request.released, request.released_s = True, self._world.clock.now
         elif isinstance(effect, fx.Forget):
             request.ends.append(effect.outcome)
             self._open -= 1
@@ -353,8 +354,11 @@ class Clients:
                 shown = requests[client_id_of(request.request_id)].released or not self._withholds
                 assert shown, f"{request.request_id} is answered, and its client was not told"
                 self._source.ended(request)
+            if not self._world.exact:
+                self._world.forget(request)
         else:
             request.told.append(type(effect).__name__)
+            request.cause = re.sub(r"\d[\d.,]*", "N", effect.reason)
             for sibling in self._family(client_id_of(request.request_id)):
                 sibling.cancelled = sibling.cancelled or sibling is not request
             has_tokens = any(map(request.answer, range(request.n)))

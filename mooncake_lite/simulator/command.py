@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from mooncake_lite.simulator.cache import cache
+from mooncake_lite.simulator.cluster_command import cluster
 from mooncake_lite.simulator.experiment_commands import admission, policies
 
 
@@ -17,5 +18,5 @@ def simulate() -> None:
     """Play traces and made requests against the policies that serve."""
 
 
-for command in (cache, policies, admission):
+for command in (cluster, cache, policies, admission):
     simulate.add_command(command)

@@ -7,7 +7,7 @@ Used by `compare_policies.py` and `compare_admission.py`, which say what is vari
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -84,7 +84,7 @@ def compare(
     """Run every value of a field with every seed."""
     rows = []
     for value in values:
-        variant: Experiment = replace(experiment, **{varied: value})  # type: ignore[arg-type]
+        variant = experiment.on(**{varied: value})
         outcomes = []
         for seed in seeds:
             outcomes.append(variant.run(seed))

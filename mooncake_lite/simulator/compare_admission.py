@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from statistics import mean, pstdev
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
+from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.compare import Columns, Comparison, Measure, Told, of_seeds
 from mooncake_lite.simulator.compare import compare as compare_values
-from mooncake_lite.simulator.experiment import SAMPLE_S, Experiment
+from mooncake_lite.simulator.experiment import Experiment
 from mooncake_lite.simulator.outcome import Outcome
+from mooncake_lite.simulator.play import SAMPLE_S
 from mooncake_lite.simulator.sessions import SessionMix
 
 FORMS = ("none", "after-prefill", "early-rejection", "predictive")
@@ -23,7 +24,7 @@ RATE = 4.0
 
 
 def _goodput(experiment: Experiment, outcome: Outcome) -> float:
-    return experiment.rate * outcome.share_within(experiment.ttft_s, experiment.tbt_s)
+    return experiment.rate * experiment.share_within(outcome)
 
 
 def _decode_loads(outcome: Outcome) -> list[float]:
@@ -55,7 +56,7 @@ COLUMNS: Columns = {
 }
 
 
-def cluster(profile: Profile, prefills: int, decodes: int, requests: int, rate: float) -> Experiment:
+def experiment_of(profile: Profile, prefills: int, decodes: int, requests: int, rate: float) -> Experiment:
     """Return an experiment with long documents and short answers.
 
     A prefill then takes longer than a decode, so that the decode load now tells little about the decode load
@@ -64,10 +65,9 @@ def cluster(profile: Profile, prefills: int, decodes: int, requests: int, rate: 
     mix = SessionMix(
         documents=3_000, document_tokens=(20_000, 60_000), answer_tokens=100, spread=0.3, turns=1.0
     )
-    return Experiment(
-        seconds=profile.compute.seconds, costs=costs_of(profile), prefills=prefills, decodes=decodes,
-        requests=requests, mix=mix, rate=rate, tbt_s=0.05, margin=0.85,
-    )  # fmt: skip
+    nodes = {"prefill": prefills, "decode": decodes}
+    cluster = Cluster(profile=profile, nodes=nodes, tbt_s=0.05, margin=0.85)
+    return Experiment(cluster=cluster, requests=requests, mix=mix, rate=rate)
 
 
 def compare(experiment: Experiment, forms: Sequence[str], seeds: Sequence[int], told: Told) -> Comparison:

@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
+from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.compare import Columns, Comparison, Measure, Told, of_seeds
 from mooncake_lite.simulator.compare import compare as compare_values
 from mooncake_lite.simulator.experiment import Experiment, capacity
@@ -34,7 +34,7 @@ SLOWEST_FIRST = ("random", "least-loaded", "local-cache", "global-cache", "kvcac
 
 MEASURES: dict[str, Measure] = {
     "ttft_s": lambda experiment, outcome: outcome.mean_ttft_s,
-    "good_shares": lambda experiment, outcome: outcome.share_within(experiment.ttft_s, experiment.tbt_s),
+    "good_shares": Experiment.share_within,
 }
 """Mean time to first token, and the share of the requests that met both limits."""
 
@@ -49,13 +49,11 @@ COLUMNS: Columns = {
 """With a rate that was given, no capacity is known: see `columns`."""
 
 
-def cluster(profile: Profile, prefills: int, decodes: int, requests: int) -> Experiment:
+def experiment_of(profile: Profile, prefills: int, decodes: int, requests: int) -> Experiment:
     """Return an experiment in which most tokens of a prompt are new, as in the paper's traces."""
     mix = SessionMix(documents=1_000, document_tokens=(512, 6_144), question_tokens=6_000, turns=1.5)
-    return Experiment(
-        seconds=profile.compute.seconds, costs=costs_of(profile), prefills=prefills, decodes=decodes,
-        requests=requests, mix=mix,
-    )  # fmt: skip
+    cluster = Cluster(profile=profile, nodes={"prefill": prefills, "decode": decodes}, tbt_s=0.2)
+    return Experiment(cluster=cluster, requests=requests, mix=mix)
 
 
 def runs_at_most(policies: int, seeds: int, rate: float | None) -> int:
@@ -76,7 +74,7 @@ def compare(
     found: dict[str, float] = {}
     if rate is None:
         for policy in policies:
-            found[policy] = capacity(replace(experiment, policy=policy), CAPACITY_SEED, GOOD_SHARE, told)
+            found[policy] = capacity(experiment.on(policy=policy), CAPACITY_SEED, GOOD_SHARE, told)
         rate = LOAD * max(found.values())
         if not rate:
             raise ConfigError(

@@ -94,7 +94,7 @@ def policies(
     """
     names = parse_names("--policy", words, POLICIES)
     check_plot(plot_file)
-    experiment = compare_policies.cluster(named_profile(PROFILE), prefills, decodes, requests)
+    experiment = compare_policies.experiment_of(named_profile(PROFILE), prefills, decodes, requests)
     numbers = range(1, seeds + 1)
     with counted("runs", compare_policies.runs_at_most(len(names), seeds, rate)) as told:
         result = compare_policies.compare(experiment, names, numbers, rate, told)
@@ -140,7 +140,7 @@ def admission(
     """
     names = parse_names("--admission", words, ADMISSIONS)
     check_plot(plot_file)
-    experiment = compare_admission.cluster(named_profile(PROFILE), prefills, decodes, requests, rate)
+    experiment = compare_admission.experiment_of(named_profile(PROFILE), prefills, decodes, requests, rate)
     with counted("runs", len(names) * seeds) as told:
         result = compare_admission.compare(experiment, names, range(1, seeds + 1), told)
     show(f"at {rate:.2f} requests/s, medians of {seeds} seeds", result, compare_admission.COLUMNS)

@@ -37,9 +37,18 @@ def check_plot(path: Path | None) -> None:
 
 @contextmanager
 def canvas(
-    file: io.BytesIO, suffix: str, salt: str, size: tuple[float, float], rows: int = 1, columns: int = 1
+    file: io.BytesIO,
+    suffix: str,
+    salt: str,
+    size: tuple[float, float],
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    shared: bool = True,
 ) -> Iterator[list[Any]]:
     """Give the axes of a figure, row by row, and write it afterwards. Columns share the vertical axis.
+
+    shared   rows share the horizontal axis, too
 
     suffix   .svg or .png
     salt     of the names in an SVG
@@ -49,7 +58,7 @@ def canvas(
 
     with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
         figure = Figure(figsize=size, layout="constrained")
-        yield list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=columns > 1).flat)
+        yield list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=columns > 1).flat)
         figure.savefig(file, format=suffix[1:], metadata={"Date": None} if suffix == ".svg" else {})
 
 

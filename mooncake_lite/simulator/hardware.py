@@ -36,6 +36,9 @@ class Hardware(Protocol):
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Write blocks from the pages of a rank into the pool."""
 
+    def bytes_moved(self) -> dict[str, int]:
+        """Return the bytes of all transfers so far, by what they went over."""
+
 
 class DrawnHardware:
     """Ranks of no machine in particular. Times of prefill and transfers vary by a factor of three."""
@@ -60,6 +63,10 @@ class DrawnHardware:
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """As `read`."""
         self.read(rank, refs, done)
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return nothing: nobody asks in runs with faults."""
+        return {}
 
     def _factor(self) -> float:
         return 0.5 + self._dice.random()

@@ -1,59 +1,51 @@
-"""What a run came to: the latency of each request, and the load of the cluster over time.
+"""What a run came to: each request, the load of the cluster over time, and what its ranks did.
 
-Used by `experiment.py`, and by the modules that print and draw results. Explained in
-docs/explain/experiments.md.
+Made by `play.py`, used by the modules that print and draw results. Explained in docs/explain/simulator.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf, nan
+from math import nan
+from typing import Any
 
 import numpy as np
 
-from mooncake_lite.simulator.workload import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """One request: when it was sent, and its latencies. Both are inf when it was refused or failed."""
-
-    arrived_s: float
-    ttft_s: float
-    tbt_s: float
-
-    @classmethod
-    def of(cls, request: Request) -> Latency:
-        """Measure a request that has ended. TBT is the mean gap between its tokens; 0 without a gap.
-
-        TTFT ends when the prefill rank has the first token, also where admission withholds this token.
-        """
-        if request.ends != ["finished"]:
-            return cls(request.sent_s, inf, inf)
-        first, last = request.token_times_s[0], request.token_times_s[-1]
-        return cls(request.sent_s, first - request.sent_s, (last - first) / max(1, request.answered - 1))
+from mooncake_lite.ranks.computing.machine import ComputingRank
+from mooncake_lite.simulator.hardware import Hardware
+from mooncake_lite.workloads.metrics import COMPLETED, REJECTED, Record, is_within, summary
 
 
 @dataclass(slots=True)
 class Loads:
-    """Loads over time, each as a multiple of its limit (arXiv 2407.00079, 7.1).
+    """Loads over time; the first two as multiples of their limits (arXiv 2407.00079, 7.1).
 
     prefill   mean of the instances: seconds until a new prompt could begin, over the limit on TTFT
     decode    mean of the instances: seconds of the present step, over the limit on TBT
+    waiting   requests that wait at the conductor
+    decoding  sequences in all running batches
     """
 
     times_s: list[float] = field(default_factory=list)
     prefill: list[float] = field(default_factory=list)
     decode: list[float] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    decoding: list[int] = field(default_factory=list)
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the columns by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def after(self, begin_s: float, end_s: float) -> Loads:
         """Return the loads in a span of time, its ends included."""
         kept = [n for n, at in enumerate(self.times_s) if begin_s <= at <= end_s]
-        return Loads(*([column[n] for n in kept] for column in (self.times_s, self.prefill, self.decode)))
+        return Loads(**{name: [column[n] for n in kept] for name, column in self.columns.items()})
 
     def correlation(self) -> float:
-        """Return Pearson's coefficient of the two loads; nan when one of them never changes."""
+        """Return Pearson's coefficient of the first two; nan when one of them never changes."""
         if min(np.ptp(self.prefill), np.ptp(self.decode)) == 0:
             return nan
         return float(np.corrcoef(self.prefill, self.decode)[0, 1])
@@ -63,36 +55,77 @@ class Loads:
 class Outcome:
     """One run, without the requests of its first part, which warms the cluster up.
 
-    latencies    of the requests that count, by arrival
+    records      of the requests that count, by arrival
     loads        while they arrived
-    refused      share of these requests that were refused
-    wasted       share of these requests that were refused after their prefill
+    prompts      tokens of all prompts that were computed or reused, and of these by tier
+    prefill_s    of computing, of all ranks together; prefills: prompts that were computed
+    bytes_moved  by link, as the hardware counts them
     """
 
-    latencies: list[Latency]
+    records: list[Record]
     loads: Loads
-    refused: float
-    wasted: float
+    prompt_tokens: int
+    reused: dict[str, int]
+    prefill_s: float
+    prefills: int
+    bytes_moved: dict[str, int]
 
     @classmethod
-    def of(cls, requests: Iterable[Request], loads: Loads, warm_up: float) -> Outcome:
+    def of(
+        cls,
+        records: Sequence[Record],
+        loads: Loads,
+        warm_up: float,
+        ranks: Sequence[ComputingRank],
+        hardware: Hardware,
+    ) -> Outcome:
         """Measure a run. warm_up: share of its requests that do not count."""
-        in_order = sorted(requests, key=lambda request: request.sent_s)
+        in_order = sorted(records, key=lambda one: one.arrived_s)
         counted = in_order[int(warm_up * len(in_order)) :]
-        begin_s, end_s = counted[0].sent_s, counted[-1].sent_s
-        refused = [one for one in counted if one.ends == ["rejected"]]
-        wasted = sum(bool(one.token_times_s) for one in refused)
-        latencies = [Latency.of(one) for one in counted]
-        return cls(latencies, loads.after(begin_s, end_s), len(refused) / len(counted), wasted / len(counted))
+        reused, counters = Counter[str](), Counter[str]()
+        for rank in ranks:
+            reused.update(rank.reused)
+            counters.update(rank.counters)  # type: ignore[arg-type]
+        return cls(
+            counted,
+            loads.after(counted[0].arrived_s, counted[-1].arrived_s),
+            int(counters["prefill_computed_tokens_total"]) + sum(reused.values()),
+            dict(sorted(reused.items())),
+            float(counters["prefill_seconds_total"]),
+            int(counters["prefills_total"]),
+            hardware.bytes_moved(),
+        )
 
     @property
     def mean_ttft_s(self) -> float:
         """Return the mean TTFT of the requests that were answered; nan when none was."""
-        answered = [one.ttft_s for one in self.latencies if one.ttft_s < inf]
-        return sum(answered) / len(answered) if answered else float("nan")
+        answered = [one.ttft_s for one in self.records if one.outcome == COMPLETED]
+        return sum(answered) / len(answered) if answered else nan
+
+    @property
+    def refused(self) -> float:
+        """Return the share of all requests that was refused."""
+        return sum(one.outcome == REJECTED for one in self.records) / len(self.records)
+
+    @property
+    def wasted(self) -> float:
+        """Return the share of all requests that was refused after its prefill."""
+        refused = [one for one in self.records if one.outcome == REJECTED]
+        return sum(len(one.token_times_s) > 0 for one in refused) / len(self.records)
 
     def share_within(self, ttft_s: float, tbt_s: float) -> float:
         """Return the share of all requests that met both limits; a refused one met none."""
-        return sum(one.ttft_s <= ttft_s and one.tbt_s <= tbt_s for one in self.latencies) / len(
-            self.latencies
-        )
+        return sum(is_within(one, ttft_s, tbt_s) for one in self.records) / len(self.records)
+
+    def to_dict(self, ttft_s: float, tbt_s: float) -> dict[str, Any]:
+        """Return what the JSON file has: see `workloads.metrics.summary` for the latencies."""
+        tokens = max(1, self.prompt_tokens)
+        rates = {tier: count / tokens for tier, count in self.reused.items()}
+        return {
+            **summary(self.records, ttft_s, tbt_s),
+            "hit_rate": {"all": sum(rates.values()), "dram": 0.0, "ssd": 0.0, **rates},
+            "prefill_s_per_request": self.prefill_s / max(1, self.prefills),
+            "wasted_prefills": self.wasted,
+            "bytes_moved": self.bytes_moved,
+            "loads": self.loads.columns,
+        }

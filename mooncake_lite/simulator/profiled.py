@@ -30,6 +30,7 @@ class ProfiledHardware:
         move = costs.transfer
         self._near_bytes_per_s, self._far_bytes_per_s = costs.load.dram_bytes_per_s, move.far_bytes_per_s
         self._latency_s = move.latency_s
+        self._moved = {"far": 0, "near": 0}
         self._network = Network(clock, costs.load.dram_bytes_per_s, move.far_bytes_per_s, move.latency_s)
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
@@ -48,6 +49,10 @@ class ProfiledHardware:
         for ref in refs:
             parts[self._nodes[ref.rank], self._nodes[rank]] += ref.nbytes
         self._network.move(parts, done)
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return the bytes that went between nodes so far, and within nodes."""
+        return dict(self._moved)
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the node of this rank to the nodes that will hold them."""

@@ -47,6 +47,9 @@ class Surroundings(Protocol):
     def term(self) -> int:
         """Return the number of the present conductor."""
 
+    def forget(self, request: Request) -> None:
+        """Keep of a request that has ended when its client had its tokens, where prompts are lengths."""
+
     def end_conductor(self) -> None:
         """Have the conductor die soon, and the next one take over."""
 

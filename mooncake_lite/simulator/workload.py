@@ -47,7 +47,8 @@ class Request:
     arrived       its RequestArrived has reached the control plane; cancelled: a RequestCancelled has
     dropped       branches that the control plane knows to be unwanted; left: that the client does not want
     term          number of the conductor that it was sent to last
-    released      its client may have its tokens, where these are withheld at first
+    released      its client may have its tokens, where these are withheld at first; released_s: since when
+    cause         why it was refused or failed, in a few words
     tokens        (branch, index) -> token, of those that its client has
     whole         branches of which all tokens have come
     ends_at       branch -> tokens of its whole answer, once its last message has come
@@ -76,6 +77,8 @@ class Request:
     left: set[int] = field(default_factory=set)
     term: int = 0
     released: bool = False
+    released_s: float = 0.0
+    cause: str = ""
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
     whole: set[int] = field(default_factory=set)
     ends_at: dict[int, int] = field(default_factory=dict)

@@ -8,6 +8,7 @@ Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from mooncake_lite.simulator.store_rank import StoreModel
 from mooncake_lite.simulator.succession import Succession
 from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
+from mooncake_lite.workloads.metrics import COMPLETED, FAILED, REJECTED, Record
 from store.objects import BlockRemoved, BlockStored
 
 SHOWN_EVENTS = 30
@@ -69,7 +71,8 @@ class World(Post):
     """One run: a cluster, its clients, and what goes wrong.
 
     control     the control plane under test
-    requests    all that have arrived
+    requests    all that have arrived; where prompts are lengths, those that have not ended
+    records     what became of the others
     hardware    how long its ranks take
     dice        decides about faults; clients have a generator of their own
     trace       the last events, with what each led to
@@ -108,6 +111,7 @@ class World(Post):
             self.custody.doubt()
         self.trace: deque[tuple[float, ev.Event, Sequence[fx.Effect]]] = deque(maxlen=SHOWN_EVENTS)
         self.num_events = 0
+        self.records: list[Record] = []
         self.stopped: fx.Stop | None = None
         self.ready = False
         self._links = Links(self.clock)
@@ -298,6 +302,13 @@ class World(Post):
         self._unsent.clear()
         self._heard.clear()
         self._alarm += 1
+
+    def forget(self, request: Request) -> None:
+        """Keep of a request that has ended when its client had its tokens."""
+        outcome = {"finished": COMPLETED, "rejected": REJECTED}.get(request.ends[0], FAILED)
+        times_s = array("d", [max(at, request.released_s) for at in request.token_times_s])
+        self.records.append(Record(request.sent_s, times_s, outcome, request.cause))
+        del self.requests[request.request_id]
 
     # ------------------------------------------------------------------------------ effects
 

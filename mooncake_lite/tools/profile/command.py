@@ -73,7 +73,7 @@ def profile(
     before = _existing(out, sizes, folder.name)
     used = EngineUsed(dtype, device, weights, threads or usable_cores())
     sections = _measured(folder, sizes, used, quick, time_scale, out.absolute().parent)
-    made = _updated(before, sizes, folder.name, sections)
+    made = _updated(before, sizes, folder.name, dtype, sections)
     write_profile(out, made)
     _show(made)
     if plot is not None:
@@ -98,13 +98,14 @@ def _existing(out: Path, sizes: ModelConfig, name: str) -> Profile | None:
 
 
 def _updated(
-    before: Profile | None, sizes: ModelConfig, name: str, sections: dict[str, msgspec.Struct]
+    before: Profile | None, sizes: ModelConfig, name: str, dtype: str, sections: dict[str, msgspec.Struct]
 ) -> Profile:
     from mooncake_lite.config.machine import machine
     from mooncake_lite.profiles.file import VERSION, Profile, ProfiledModel, model_fingerprint
 
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    model = ProfiledModel(name, model_fingerprint(sizes))
+    kv = [sizes.layers, sizes.kv_heads, sizes.head_dim, 4 if dtype == "float32" else 2]
+    model = ProfiledModel(name, model_fingerprint(sizes), kv)
     made = Profile(VERSION, model, machine(), date, before.sections if before else {})
     for section, content in sections.items():
         made = made.with_section(section, content)

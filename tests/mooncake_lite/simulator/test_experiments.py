@@ -34,7 +34,7 @@ def test_mean_ttft_falls_from_random_over_load_balancing_and_local_cache_to_glob
     scheduling" (FAST'25, figure 5). `make test` takes the rate that the whole experiment finds.
     """
     seeds = seeds_of(soak)
-    experiment = compare_policies.cluster(named_profile(PROFILE), 4, 4, 1_000 if soak > 1 else 300)
+    experiment = compare_policies.experiment_of(named_profile(PROFILE), 4, 4, 1_000 if soak > 1 else 300)
     rate = None if soak > 1 else 3.5
     result = compare_policies.compare(experiment, compare_policies.SLOWEST_FIRST, seeds, rate, lambda: None)
     *pairs, last = compare_policies.pairs(result)
@@ -52,7 +52,7 @@ def test_early_rejection_lets_the_loads_swing_against_each_other_and_prediction_
     to "mitigate load fluctuation" (arXiv 2407.00079, 7.3 and 7.4).
     """
     seeds = seeds_of(soak)
-    experiment = compare_admission.cluster(
+    experiment = compare_admission.experiment_of(
         named_profile(PROFILE), 16, 1, 1_000 if soak > 1 else 350, compare_admission.RATE
     )
     result = compare_admission.compare(experiment, compare_admission.FORMS[1:], seeds, lambda: None)
@@ -110,18 +110,20 @@ def test_the_page_has_the_tables_of_the_results_that_lie_beside_it() -> None:
 
 @pytest.mark.quick
 def test_equal_seeds_give_equal_results() -> None:
-    experiment = compare_policies.cluster(named_profile(PROFILE), 2, 1, 60)
+    experiment = compare_policies.experiment_of(named_profile(PROFILE), 2, 1, 60)
     first, second = experiment.run(3), experiment.run(3)
-    assert first.latencies == second.latencies
+    assert [(one.ttft_s, one.tbt_s) for one in first.records] == [
+        (one.ttft_s, one.tbt_s) for one in second.records
+    ]
     assert first.loads == second.loads
 
 
 def test_capacity_is_the_highest_rate_that_serves_enough_requests_in_time() -> None:
-    experiment = compare_policies.cluster(named_profile(PROFILE), 1, 1, 40)
+    experiment = compare_policies.experiment_of(named_profile(PROFILE), 1, 1, 40)
     found = compare_policies.capacity(experiment, 0, 0.9, lambda: None)
 
     def share(rate: float) -> float:
-        return replace(experiment, rate=rate).run(0).share_within(experiment.ttft_s, experiment.tbt_s)
+        return experiment.share_within(replace(experiment, rate=rate).run(0))
 
     assert share(found) >= 0.9 > share(1.05 * found)
 

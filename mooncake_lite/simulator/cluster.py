@@ -1,0 +1,166 @@
+"""A cluster to simulate: its machines, how they serve, and the limits on latency.
+
+Played by `play.py`. The control plane and the ranks are the live ones; machines are those of a profile.
+Explained in docs/explain/simulator.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from math import inf
+from random import Random
+
+from msgspec.structs import replace
+
+from mooncake_lite.config.modes import MODES, ROLES
+from mooncake_lite.control import ControlConfig
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.profiles.costs import costs_of
+from mooncake_lite.profiles.file import Profile
+from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.profiled import ProfiledHardware
+from mooncake_lite.simulator.setting import Setting
+from mooncake_lite.simulator.shapes import Shape
+from mooncake_lite.simulator.workload import Source, mixed
+from scheduler.classes import ServiceClass
+from scheduler.costs import CostConfig
+from store.allocator import padded_size
+from store.layout import BlockLayout
+
+MOST_NODES = 4_096
+LEAST_PAGE = 16
+"""Tokens of a page. Pages of long blocks are whole blocks: fewer of them are counted in the same time."""
+
+LETTERS = {"P": "prefill", "D": "decode", "C": "compute"}
+
+
+def parse_nodes(words: str) -> dict[str, int]:
+    """Return the nodes of each role, of words like 8P8D or 16C. Raises ConfigError."""
+    found = {letter: int(count) for count, letter in re.findall(r"(\d{1,6})([PDC])", words)}
+    if "".join(f"{count}{letter}" for letter, count in found.items()) != words or 0 in found.values():
+        raise ConfigError(f"--nodes {words!r}: write how many nodes prefill and decode, as 8P8D, or 16C")
+    if sum(found.values()) > MOST_NODES:
+        raise ConfigError(f"--nodes {words}: at most {MOST_NODES:,} nodes")
+    if set(found) not in ({"P", "D"}, {"C"}):
+        raise ConfigError(f"--nodes {words}: name nodes that prefill and nodes that decode, or nC for both")
+    return {LETTERS[letter]: count for letter, count in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """One cluster.
+
+    profile      of its machines
+    nodes        nodes by the role of their computing rank
+    mode         of the cluster, from modes.MODES
+    block_tokens of a block of the pool
+    node_bytes   DRAM that a node lends: to the pool, where it prefills; in mode split, where it decodes
+    ssd_bytes    of the tier of each such node; 0: there is none
+    kv_bytes     KV pages of a computing rank
+    link_bytes_per_s   of a node's link, in each direction; None: what the profile measured
+    batched_tokens     of a forward pass beside the running batch; 0: each prompt is one pass
+    sequences    that a rank decodes at once
+    overlaps     prompts are computed while others are stored, and prefixes come in by layers
+    sharing      how computing ranks reuse their own pages; off: all reuse goes through the pool
+    ttft_s, tbt_s   limits that goodput counts
+    margin       factor on these limits for admission, so that a small error makes no request late
+    """
+
+    profile: Profile
+    nodes: Mapping[str, int]
+    mode: str = "pooled"
+    block_tokens: int = 512
+    node_bytes: int = 10**12
+    ssd_bytes: int = 0
+    kv_bytes: int = 320 * 2**30
+    link_bytes_per_s: float | None = None
+    batched_tokens: int = 0
+    sequences: int = 1_000_000
+    overlaps: bool = True
+    sharing: str = "off"
+    policy: str = "kvcache-centric"
+    admission: str = "none"
+    queue: str = "fcfs"
+    ttft_s: float = 30.0
+    tbt_s: float = 0.1
+    margin: float = 1.0
+
+    def __post_init__(self) -> None:
+        mode = MODES[self.mode]
+        wanted = {role for role in mode.ranks if role != "store"}
+        if wanted != set(self.nodes):
+            letters = {role: letter for letter, role in LETTERS.items()}
+            form = "".join(f"n{letters[role]}" for role in ROLES if role in wanted)
+            raise ConfigError(f"mode {self.mode} has nodes of the form {form}")
+        if not self.profile.model.kv:
+            raise ConfigError(
+                f"the profile of {self.profile.model.name} does not say how large its KV is; "
+                "measure it anew with `mooncake-lite profile`"
+            )
+        if self.kv_bytes < self.layout.nbytes:
+            raise ConfigError(f"--kv-cache-bytes {self.kv_bytes}: a block has {self.layout.nbytes:,} bytes")
+        if self.mode == "pooled" and self.node_blocks < 1:
+            raise ConfigError(f"--node-dram {self.node_bytes}: a block has {self.layout.nbytes:,} bytes")
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Return the layout of a block."""
+        layers, kv_heads, head_dim, itemsize = self.profile.model.kv
+        return BlockLayout(layers, kv_heads, self.block_tokens, head_dim, itemsize)
+
+    @property
+    def node_blocks(self) -> int:
+        """Return the blocks that a node lends."""
+        return self.node_bytes // padded_size(self.layout.nbytes)
+
+    @property
+    def costs(self) -> CostConfig:
+        """Return the costs with which the control plane starts: those of the machines."""
+        costs = costs_of(self.profile)
+        if self.link_bytes_per_s is None:
+            return costs
+        return replace(costs, transfer=replace(costs.transfer, far_bytes_per_s=self.link_bytes_per_s))
+
+    def setting(self, source: Source, seed: int) -> Setting:
+        """Return a run: the requests of a source on this cluster, without faults."""
+        roles, nodes = self._ranks()
+        lenders = {"store"} if "store" in roles else MODES[self.mode].lenders - {"compute"}
+        page_tokens = self.block_tokens if self.block_tokens > 4 * LEAST_PAGE else LEAST_PAGE
+        nbytes = self.layout.nbytes
+        shape = Shape(
+            config=self._config(roles, nodes, source.num_requests),
+            segments=[self.node_blocks * (role in lenders) for role in roles],
+            slots=self.sequences, prompts=1,
+            pages=self.kv_bytes * self.block_tokens // (nbytes * page_tokens),
+            page_tokens=page_tokens, budget=self.batched_tokens or 1 << 30, chunked=bool(self.batched_tokens),
+            overlaps=self.overlaps, by_layers=self.overlaps, half_blocks=self.kv_bytes // nbytes,
+            sharing=self.sharing, tier_blocks=self.ssd_bytes // nbytes if "store" in roles else 0,
+        )  # fmt: skip
+        return Setting(
+            seed=seed, shape=shape, faults=Faults.none(),
+            hardware=lambda clock: ProfiledHardware(clock, self.profile.compute.seconds, self.costs, nodes),
+            source=source,
+            dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)), exact=False,
+        )  # fmt: skip
+
+    def _ranks(self) -> tuple[list[str], list[int]]:
+        """Return role and node of each rank: a steward, stores, and a computing rank on each node."""
+        computing = [role for role in ROLES for _ in range(self.nodes.get(role, 0))]
+        stores = [node for node, role in enumerate(computing) if role != "decode"]
+        if self.mode == "split" or not self.node_blocks:
+            stores = []
+        roles = ["steward", *computing, *["store"] * len(stores)]
+        return roles, [0, *range(len(computing)), *stores]
+
+    def _config(self, roles: list[str], nodes: list[int], requests: int) -> ControlConfig:
+        limits = (inf, inf) if self.admission == "none" else (self.ttft_s, self.tbt_s)
+        ttft_s, tbt_s = (self.margin * limit for limit in limits)
+        return ControlConfig(
+            layout=astuple(self.layout), roles=roles, nodes=nodes, max_queue=requests, mode=self.mode,
+            policy=self.policy, admission=self.admission, queue=self.queue, costs=self.costs,
+            saves=self.ssd_bytes > 0 and "store" in roles,
+            prefetches=self.overlaps and self.mode == "pooled",
+            classes=[ServiceClass(name="standard", slo_ttft_s=ttft_s, slo_tbt_s=tbt_s)],
+        )  # fmt: skip

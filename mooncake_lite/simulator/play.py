@@ -1,0 +1,62 @@
+"""Plays requests on a simulated cluster until they have ended, and measures it.
+
+Called by `experiment.py` and `cluster_command.py`. Nothing goes wrong in these runs. Explained in
+docs/explain/simulator.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+
+from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.computing_rank import SimulatedRank
+from mooncake_lite.simulator.outcome import Loads, Outcome
+from mooncake_lite.simulator.workload import Source
+from mooncake_lite.simulator.world import World
+from scheduler.instance import DECODE
+
+NEVER = 10**9
+"""Events between two checks of all invariants, more than a run has: the fault runs check them."""
+
+SAMPLE_S = 1.0
+"""Time between two samples of the loads."""
+
+
+def play(
+    cluster: Cluster,
+    source: Source,
+    seed: int,
+    *,
+    warm_up: float = 0.0,
+    told: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Play all requests of a source.
+
+    warm_up   share of the requests, the first ones, that do not count
+    told      is called with the number of requests that have ended, every SAMPLE_S of virtual time
+    """
+    world = World(cluster.setting(source, seed), check_every=NEVER, patience_s=inf)
+    ranks = [rank for rank in world.ranks.values() if isinstance(rank, SimulatedRank)]
+    decodes = [rank for rank in ranks if DECODE in rank.rank.state.duties]
+    loads, state = Loads(), world.control.state
+
+    def sample() -> None:
+        now = world.clock.now
+        if world.ready:
+            steps_s = [one.step_s for one in decodes]
+            loads.times_s.append(now)
+            loads.prefill.append(float(np.mean(state.queue_s(now))) / cluster.ttft_s)
+            loads.decode.append(float(np.mean(steps_s)) / cluster.tbt_s)
+            loads.waiting.append(state.num_waiting)
+            loads.decoding.append(sum(len(one.rank.state.running) for one in decodes))
+        if told is not None:
+            told(len(world.records))
+        if not world.clients.done:
+            world.clock.after(SAMPLE_S, sample)
+
+    world.clock.after(0.0, sample)
+    world.run()
+    return Outcome.of(world.records, loads, warm_up, [rank.rank for rank in ranks], world.hardware)

@@ -1,0 +1,47 @@
+"""The requests of a trace, for a simulated cluster: lengths and keys, as the trace has them.
+
+Used by `cluster_command.py`. Explained in docs/explain/simulator.md.
+"""
+
+from __future__ import annotations
+
+from mooncake_lite.simulator.sessions import opaque_request
+from mooncake_lite.simulator.workload import Block, Request, mixed
+from mooncake_lite.workloads.traces import Trace
+
+PROMPT, ANSWER = 1, 2
+"""What a key is mixed with: an id of the trace names a block of a prompt, and no block of an answer."""
+
+
+class TraceSource:
+    """The requests of a trace at their times. See `workload.Source`.
+
+    An answer has at least one token. Its blocks have keys of their own: a trace tells of later prompts only
+    which blocks they share with earlier prompts.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._next, self._now = 0, 0.0
+        self.num_requests, self.lasts_s = len(trace.requests), trace.requests[-1].timestamp / 1000
+
+    def next(self) -> Request:
+        """Return one more request."""
+        request, self._next = self._trace.requests[self._next], self._next + 1
+        now, size = request.timestamp / 1000, self._trace.block_tokens
+        answer = max(1, request.output_length)
+        full = request.input_length // size
+        keys = [mixed(one, PROMPT) for one in request.hash_ids[:full]]
+        keys += [
+            mixed(self._next, position, ANSWER)
+            for position in range(full, (request.input_length + answer) // size)
+        ]
+        after_s, self._now = now - self._now, now
+        return opaque_request(f"r{self._next}", keys, size, request.input_length, answer, answer, after_s)
+
+    def ended(self, request: Request) -> None:
+        """Change nothing: the next request comes at its time."""
+
+    def known_blocks(self) -> list[Block]:
+        """Return none: every tier begins empty."""
+        return []

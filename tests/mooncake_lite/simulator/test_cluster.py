@@ -1,0 +1,181 @@
+"""`simulate cluster`: closed forms of one request, formulas of queues, conservation, and bad input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from random import Random
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+from mooncake_lite.cli import main
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.profiles.compute import PassLoad
+from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.simulator.cluster import Cluster, parse_nodes
+from mooncake_lite.simulator.outcome import Outcome
+from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.workloads.metrics import COMPLETED
+from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
+
+PROFILE = named_profile("LLaMA3-70B-8xA800")
+MESSAGES_S = 0.01
+"""More than all messages of a request take together until its first token: each takes at most 2 ms."""
+
+
+def one_each(**fields: Any) -> Cluster:
+    return Cluster(profile=PROFILE, nodes={"prefill": 1, "decode": 1}, **fields)
+
+
+def trace_of(*requests: tuple[float, int, int, list[int]]) -> Trace:
+    """(seconds, prompt tokens, answer tokens, ids of the first blocks; the others get ids of their own)."""
+    made, fresh = [], 10**6
+    for at_s, prompt, answer, ids in requests:
+        count = -(-prompt // 512)
+        made.append(TraceRequest(at_s * 1000, prompt, answer, [*ids, *range(fresh, fresh + count)][:count]))
+        fresh += count
+    return Trace(made)
+
+
+def played(cluster: Cluster, trace: Trace, seed: int = 1) -> Outcome:
+    return play(cluster, TraceSource(trace), seed)
+
+
+def prefill_s(tokens: int, cached: int = 0) -> float:
+    new = tokens - cached
+    return PROFILE.compute.seconds(PassLoad(new, new * cached + new * (new + 1) // 2))
+
+
+@pytest.mark.quick
+def test_a_request_alone_takes_what_the_profile_says() -> None:
+    prompt, answer = 8_000, 50
+    (record,) = played(one_each(), trace_of((0, prompt, answer, []))).records
+    assert prefill_s(prompt) <= record.ttft_s <= prefill_s(prompt) + MESSAGES_S
+    steps_s = [PROFILE.compute.seconds(PassLoad(0, 0, 1, prompt + n)) for n in range(1, answer)]
+    *_, last_s = record.token_times_s
+    assert len(record.token_times_s) == answer
+    assert last_s - record.token_times_s[-10] == pytest.approx(sum(steps_s[-9:]), rel=1e-9)
+    kv_s = 8_000 * 327_680 / 46e9  # the last blocks travel between the first token and the second one
+    assert 0 < record.token_times_s[1] - record.token_times_s[0] - steps_s[0] <= 2.5 * kv_s + MESSAGES_S
+
+
+@pytest.mark.quick
+def test_a_cached_prefix_comes_in_beside_the_pass_and_saves_its_computing() -> None:
+    shared = list(range(10))
+    outcome = played(one_each(), trace_of((0, 8_000, 2, shared), (60, 8_000, 2, shared)))
+    first, second = outcome.records
+    saved_s = prefill_s(8_000) - prefill_s(8_000, 5_120)
+    assert second.ttft_s == pytest.approx(first.ttft_s - saved_s, abs=MESSAGES_S)
+    assert outcome.reused["dram"] == 5_120
+    assert outcome.prompt_tokens == 16_000
+    assert outcome.to_dict(30, 0.1)["hit_rate"]["dram"] == pytest.approx(0.32)
+
+
+def waits_s(cluster: Cluster, lengths: list[int], rate: float, seed: int) -> list[float]:
+    """Time that each prompt waits for a prefill node. Lengths are drawn; gaps are exponential."""
+    dice, at, requests = Random(seed), 0.0, []
+    for _ in range(1_500):
+        at += dice.expovariate(rate)
+        requests.append((at, dice.choice(lengths), 1, []))
+    outcome = played(replace(cluster, policy="least-loaded"), trace_of(*requests), seed)
+    assert len(outcome.records) == len(requests)
+    pairs = zip(outcome.records[200:], requests[200:], strict=True)
+    return [record.ttft_s - prefill_s(prompt) for record, (_, prompt, *_) in pairs]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "load"), [([4_000], 0.5), ([1_000, 2_000, 4_000, 16_000], 0.6)], ids=["M/D/1", "M/G/1"]
+)
+def test_prompts_wait_as_long_as_pollaczek_and_khinchin_say(lengths: list[int], load: float) -> None:
+    services_s = [prefill_s(length) + 0.003 for length in lengths]  # and the messages to the next prompt
+    rate = load / mean(services_s)
+    expected_s = rate * mean(s * s for s in services_s) / (2 * (1 - load))
+    means = [mean(waits_s(one_each(), lengths, rate, seed)) for seed in range(5)]
+    assert abs(mean(means) - expected_s) <= 3 * stdev(means) / sqrt(len(means)) + MESSAGES_S
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "pooled", "nodes": {"prefill": 2, "decode": 2}},
+        {"mode": "split", "nodes": {"prefill": 2, "decode": 1}},
+        {"mode": "colocated", "nodes": {"compute": 2}, "node_bytes": 0, "batched_tokens": 2_048},
+        {"mode": "pooled", "nodes": {"prefill": 2, "decode": 1}, "admission": "predictive"},
+        {"mode": "pooled", "nodes": {"prefill": 1, "decode": 1}, "node_bytes": 10**10, "ssd_bytes": 10**12},
+    ],
+    ids=lambda fields: f"{fields['mode']} {fields.get('admission', '')}",
+)
+def test_every_request_ends_once_and_every_token_is_counted(fields: dict[str, Any]) -> None:
+    dice = Random(3)
+    wanted = [
+        (n * 0.7, dice.randint(1, 12_000), dice.randint(1, 60), [0, 1, 2][: dice.randint(0, 3)])
+        for n in range(80)
+    ]
+    outcome = played(Cluster(profile=PROFILE, **fields), trace_of(*wanted))
+    assert len(outcome.records) == len(wanted)
+    for record, (at, _, answer, _) in zip(outcome.records, wanted, strict=True):
+        assert record.arrived_s >= at
+        if record.outcome == COMPLETED:
+            assert len(record.token_times_s) == answer
+            assert list(record.token_times_s) == sorted(record.token_times_s)
+    if fields.get("admission") is None:
+        assert outcome.prompt_tokens == sum(prompt for _, prompt, *_ in wanted)
+
+
+def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(write_trace(trace_of(*((3.0 * n, 3_000 + n, 20, [0, 1]) for n in range(30)))))
+    results = []
+    for seed, name in ((1, "a"), (1, "b"), (2, "c")):
+        out = tmp_path / f"{name}.json"
+        words = ["--nodes", "2P1D", "--spread", "--seed", str(seed), "--json", str(out)]
+        assert main(["simulate", "cluster", str(file), *words]) == 0
+        results.append(out.read_bytes())
+    assert results[0] == results[1] != results[2]
+    found = json.loads(results[0], parse_constant=pytest.fail)
+    assert found["requests"] == found["completed"] == 30
+    assert set(found["ttft_s"]) == {"mean", "p50", "p90", "p99"}
+    assert "30 completed, 0 refused" in capsys.readouterr().out
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "8P"], "name nodes that prefill and nodes that decode, or nC for both"),
+        (["--nodes", "8X"], "write how many nodes prefill and decode, as 8P8D, or 16C"),
+        (["--nodes", "0P1D"], "write how many nodes"),
+        (["--nodes", "9999C"], "at most 4,096 nodes"),
+        (["--nodes", "4C", "--mode", "pooled"], "mode pooled has nodes of the form nPnD"),
+        (["--nodes", "4P4D", "--mode", "colocated"], "mode colocated has nodes of the form nC"),
+        (["--policy", "fastest"], "'fastest' is not one of"),
+        (["--profile", "none"], "is neither a file nor a profile of this package; those are"),
+        (["--node-dram", "1MB"], "a block has 167,772,160 bytes"),
+        (["--kv-cache-bytes", "1MB"], "a block has 167,772,160 bytes"),
+        (["--node-dram", "much"], "is not a size; write bytes or 512MiB"),
+        (["--speed", "0"], "0.0 is not in the range"),
+        (["--slo-tbt-ms", "nan"], "nan is not in the range"),
+        (["--divide-lengths", "7"], "take a divisor of 512"),
+    ],
+)
+def test_bad_words_are_refused_with_the_fix(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(write_trace(trace_of((0, 600, 2, []))))
+    assert main(["simulate", "cluster", str(file), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.quick
+def test_a_profile_that_does_not_say_how_large_its_kv_is_is_refused() -> None:
+    from msgspec.structs import replace as changed
+
+    old = changed(PROFILE, model=changed(PROFILE.model, kv=[]))
+    with pytest.raises(ConfigError, match="measure it anew"):
+        Cluster(profile=old, nodes=parse_nodes("1P1D"))
