@@ -13,6 +13,14 @@ import numpy as np
 from scheduler.instance.step import Draw
 
 
+def counted(draw: Draw) -> int:
+    """Return how many last tokens of its sequence `adjust` counts."""
+    how = draw.sampling
+    if how.repetition_penalty != 1.0:
+        return len(draw.token_ids)
+    return draw.answered if how.frequency_penalty or how.presence_penalty else 0
+
+
 def changes_logits(draw: Draw) -> bool:
     """Tell whether `adjust` has anything to do."""
     how = draw.sampling

@@ -26,6 +26,7 @@ from msgspec.structs import replace as with_fields
 
 from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
 from mooncake_lite.engine.flights import BAD, TRANSFER_LIMIT_S
+from mooncake_lite.engine.penalties import counted
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.messages import BlockRef, Logprobs
 from mooncake_lite.messages.stages import (
@@ -34,7 +35,6 @@ from mooncake_lite.messages.stages import (
     HiddenTaken,
     LateTokens,
     StageChunk,
-    StageEnded,
     StageMove,
     StageStep,
 )
@@ -54,6 +54,9 @@ SILENCE_LIMIT_S = 600.0
 """Longest time without a report while one is due. Any value works that is far above the time of a pass."""
 
 NO_JOB = JobId("", 0)
+
+UNKNOWN = -1
+"""In place of a token that a stage was not told: its draws need to know that it is there, and no more."""
 
 
 class Neighbours:
@@ -79,7 +82,8 @@ class Neighbours:
     ) -> None:
         self.ranks, self.number, self.tell = ranks, number, tell
         self.steps = deque[StageStep]()
-        self.ended = deque[StageEnded]()
+        self.ended = deque[HalfEnded | LateTokens]()
+        self._chunks: list[StageChunk] = []  # of a step that has not come as a whole
         self._transfers, self._slots, self._offset, self._receive = transfers, slots, offset, receive
         self._free, self._come = deque(range(len(slots))), deque[HiddenAt]()
 
@@ -92,8 +96,11 @@ class Neighbours:
                 case HiddenTaken(slot):
                     self._free.append(slot)
                 case StageStep():
-                    self.steps.append(message)
-                case StageEnded():
+                    self._chunks += message.chunks
+                    if not message.more:
+                        self.steps.append(with_fields(message, chunks=self._chunks))
+                        self._chunks = []
+                case HalfEnded() | LateTokens():
                     self.ended.append(message)
 
     @property
@@ -229,8 +236,10 @@ class FirstRunner:
             raise RuntimeError(f"other ranks of the pipeline have reported nothing for {SILENCE_LIMIT_S:g} s")
         while self._near.ended:
             report = self._near.ended.popleft()
-            told += [(report.stage, _ended_of(half)) for half in report.halves]
-            late += [Late(JobId(*one.job), one.tokens, one.logprobs, one.scores) for one in report.late]
+            if isinstance(report, HalfEnded):
+                told.append((report.stage, _ended_of(report)))
+            else:
+                late.append(Late(JobId(*report.job), report.tokens, report.logprobs, report.scores))
         whole = list(self._whole(told))
         self._due.difference_update([one.number for one in whole], [one.job for one in late if one.tokens])
         return whole, late
@@ -281,20 +290,21 @@ def orders_of(step: Step) -> list[StageStep]:
     lands = [StageMove(one.half, one.count, [], list(one.pages)) for one in step.lands]
     writes = [StageMove(one.half, len(one.places), list(one.places), list(one.pages)) for one in step.writes]
     found = [StageStep(reads, lands, writes, [])] if reads or lands or writes else []
-    chunks = [_told(chunk) for chunk in step.chunks]
-    return [*found, StageStep([], [], [], chunks)] if chunks else found
+    last = len(step.chunks) - 1
+    passes = [StageStep([], [], [], [_told(one)], number < last) for number, one in enumerate(step.chunks)]
+    return [*found, *passes]
 
 
 def _told(chunk: Chunk) -> StageChunk:
     draw = chunk.draws[0] if chunk.draws else None
-    sampling = (
-        draw.sampling if draw is not None else chunk.score.sampling if chunk.score is not None else None
-    )
+    asks = draw or chunk.score
+    first = len(draw.token_ids) - counted(draw) if draw is not None else 0
     return StageChunk(
-        (*chunk.job,), list(chunk.token_ids), chunk.start, list(chunk.pages), sampling,
-        list(draw.token_ids) if draw is not None else [],
-        draw.answered if draw is not None else 0,
-        list(draw.stop_ids) if draw is not None else [],
+        (*chunk.job,), list(chunk.token_ids), chunk.start, list(chunk.pages),
+        None if asks is None else asks.sampling,
+        [] if draw is None else list(draw.token_ids[first : chunk.start]),
+        0 if draw is None else draw.answered,
+        [] if draw is None else list(draw.stop_ids),
         [one.branch for one in chunk.draws],
         None if chunk.score is None else list(chunk.score.targets),
     )  # fmt: skip
@@ -313,26 +323,28 @@ def step_of(order: StageStep, now: float) -> Step:
 
 def _heard(told: StageChunk) -> Chunk:
     stops, sampling = frozenset(told.stop_ids), told.sampling
-    draws = [Draw(sampling, told.sequence, told.answered, stops, branch) for branch in told.branches]
+    sequence = [UNKNOWN] * (told.start - len(told.before)) + told.before + told.token_ids
+    draws = [Draw(sampling, sequence, told.answered, stops, branch) for branch in told.branches]
     score = None if told.targets is None else Score(sampling, told.targets)
     return Chunk(JobId(*told.job), told.token_ids, told.start, told.pages, tuple(draws), True, score)
 
 
-def report_of(stage: int, result: Result) -> StageEnded:
+def reports_of(stage: int, result: Result) -> list[HalfEnded | LateTokens]:
     """Return what a stage reports of a step to the first one."""
+    reports: list[HalfEnded | LateTokens] = [*halves_of(stage, result.halves)]
     tokens, logprobs, scores = iter(result.tokens), iter(result.logprobs), iter(result.scores)
-    late = []
     for chunk in result.step.chunks if result.tokens or result.scores else ():
         count = len(chunk.draws)
         scored = list(next(scores)) if chunk.score is not None else []
         drawn = list(itertools.islice(tokens, count)), list(itertools.islice(logprobs, count))
-        late.append(LateTokens((*chunk.job,), *drawn, scored))
-    return StageEnded(stage, halves_of(result.halves), late)
+        if count or scored:
+            reports.append(LateTokens((*chunk.job,), *drawn, scored))
+    return reports
 
 
-def halves_of(ended: Iterable[TransferEnded]) -> list[HalfEnded]:
+def halves_of(stage: int, ended: Iterable[TransferEnded]) -> list[HalfEnded]:
     """Return what a stage reports of transfers."""
-    return [HalfEnded(one.number, one.problem, one.may_still_land, list(one.sums)) for one in ended]
+    return [HalfEnded(stage, one.number, one.problem, one.may_still_land, list(one.sums)) for one in ended]
 
 
 def _ended_of(half: HalfEnded) -> TransferEnded:

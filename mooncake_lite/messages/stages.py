@@ -1,6 +1,7 @@
 """Between the ranks of a pipeline: what the first one tells the others, and what they report.
 
-Hidden states are moved by `transport.engine`; messages say where they are.
+Hidden states are moved by `transport.engine`; messages say where they are. Each chunk of a pass, and what
+comes of it, has a message of its own: the limit of a message has room for a long prompt, not for many.
 Explained in docs/explain/layer-wise-prefill.md.
 """
 
@@ -23,8 +24,9 @@ class StageMove(Plain, frozen=True):
 
 
 class StageChunk(Plain, frozen=True):
-    """A step.Chunk of a prompt. sequence, answered, stop_ids: as in its draws, if there are any.
+    """A step.Chunk of a prompt. answered, stop_ids: as in its draws, if there are any.
 
+    before     the last tokens in front of the chunk, as many as its draws count; see penalties.py
     branches   one draw for each
     targets    of its score; None: it has none
     """
@@ -34,7 +36,7 @@ class StageChunk(Plain, frozen=True):
     start: int
     pages: list[int]
     sampling: Sampling | None
-    sequence: list[int]
+    before: list[int]
     answered: int
     stop_ids: list[int]
     branches: list[int]
@@ -44,13 +46,15 @@ class StageChunk(Plain, frozen=True):
 class StageStep(Message, frozen=True):
     """First stage -> every other one: do this, in the order of the fields, after all earlier steps.
 
-    A step with chunks waits for the hidden states of the stage before.
+    A step with chunks waits for the hidden states of the stage before. Each chunk comes in a message of its
+    own; more: the next one has another chunk of the same step.
     """
 
     reads: list[StageMove]
     lands: list[StageMove]
     writes: list[StageMove]
     chunks: list[StageChunk]
+    more: bool = False
 
 
 class HiddenAt(Message, frozen=True):
@@ -66,20 +70,21 @@ class HiddenTaken(Message, frozen=True):
     slot: int
 
 
-class HalfEnded(Plain, frozen=True):
-    """A step.TransferEnded of one stage, with the checksums of its layers.
+class HalfEnded(Message, frozen=True):
+    """A stage -> the first one: a step.TransferEnded, with the checksums of its layers.
 
     sums   of each block that was written; of blocks that were read, of those that have to be compared
     """
 
+    stage: int
     number: int
     problem: str
     may_still_land: bool
     sums: list[list[int]]
 
 
-class LateTokens(Plain, frozen=True):
-    """A step.Late."""
+class LateTokens(Message, frozen=True):
+    """The last stage -> the first one: a step.Late."""
 
     job: tuple[str, int, int]
     tokens: list[int]
@@ -87,15 +92,7 @@ class LateTokens(Plain, frozen=True):
     scores: list[Logprobs]
 
 
-class StageEnded(Message, frozen=True):
-    """A stage -> the first one: transfers have ended, or the last stage has done a pass."""
-
-    stage: int
-    halves: list[HalfEnded]
-    late: list[LateTokens]
-
-
-TO_STAGE = StageStep | HiddenAt | HiddenTaken | StageEnded
+TO_STAGE = StageStep | HiddenAt | HiddenTaken | HalfEnded | LateTokens
 
 
 class StageMail(Message, frozen=True):

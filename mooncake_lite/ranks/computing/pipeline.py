@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,12 +24,12 @@ from mooncake_lite.engine.pipeline import (
     halves_of,
     own_part,
     part_of,
-    report_of,
+    reports_of,
     step_of,
 )
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.launch.run_dir import RunDir
-from mooncake_lite.messages.stages import StageEnded, StageMail, StageStep
+from mooncake_lite.messages.stages import HalfEnded, LateTokens, StageMail, StageStep
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, pool_bytes, stage_bytes
 from mooncake_lite.model.stages import Stage
@@ -189,16 +189,16 @@ class StageLoop:
         if order is None and not self._own.is_moving:
             return
         step = own_part(step_of(order or NOTHING, time.monotonic()), self._part)
-        self._tell(report_of(self._near.number, self._runner.run(step, self._moved)))
+        self._tell(reports_of(self._near.number, self._runner.run(step, self._moved)))
 
     def close(self) -> None:
         """Nothing is open but the connections to the other stages, which belong to the caller."""
 
     def _moved(self, halves: Sequence[TransferEnded], late: Sequence[Late] = ()) -> None:
-        self._tell(StageEnded(self._near.number, halves_of(halves), []))
+        self._tell(halves_of(self._near.number, halves))
 
-    def _tell(self, report: StageEnded) -> None:
-        if report.halves or report.late:
+    def _tell(self, reports: Iterable[HalfEnded | LateTokens]) -> None:
+        for report in reports:
             self._near.tell(0, report)
 
     def _read_conductor(self) -> None:

@@ -18,7 +18,7 @@ from mooncake_lite.engine.pipeline import (
     StageEngine,
     own_part,
     part_of,
-    report_of,
+    reports_of,
     step_of,
 )
 from mooncake_lite.engine.runner import Runner
@@ -107,7 +107,12 @@ class StagedRunner:
         for near, runner, part in self._stages[1:]:
             near.look()
             while (order := near.next_step()) is not None:
-                near.tell(0, report_of(near.number, runner.run(own_part(step_of(order, 0.0), part))))
+                self._report(near, runner.run(own_part(step_of(order, 0.0), part)))
             while runner.is_moving:
-                near.tell(0, report_of(near.number, runner.run(Step(0.0))))
+                self._report(near, runner.run(Step(0.0)))
         return result
+
+    @staticmethod
+    def _report(near: Neighbours, result: Result) -> None:
+        for report in reports_of(near.number, result):
+            near.tell(0, report)

@@ -20,7 +20,7 @@ from mooncake_lite.engine.pipeline import (
     StageEngine,
     orders_of,
     part_of,
-    report_of,
+    reports_of,
     step_of,
 )
 from mooncake_lite.messages import BlockRef, Logprobs, Sampling
@@ -30,7 +30,6 @@ from mooncake_lite.messages.stages import (
     HiddenAt,
     HiddenTaken,
     LateTokens,
-    StageEnded,
     StageStep,
 )
 from mooncake_lite.model.layer_hook import LayerHook
@@ -117,14 +116,14 @@ class First(Place):
         self.own.ends = list(own)
         return self.runner.run(Step(0.0) if step is None else step, moved)
 
-    def hear(self, *reports: StageEnded) -> None:
+    def hear(self, *reports: HalfEnded | LateTokens) -> None:
         self.heard.append(list(reports))
 
 
 def told(
     stage: int, number: int, sums: Sequence[list[int]] = (), problem: str = "", late: bool = False
-) -> StageEnded:
-    return StageEnded(stage, [HalfEnded(number, problem, late, list(sums))], [])
+) -> HalfEnded:
+    return HalfEnded(stage, number, problem, late, list(sums))
 
 
 def ended(number: int, problem: str = "", late: bool = False, **more: Any) -> TransferEnded:
@@ -205,7 +204,7 @@ def test_what_ends_and_what_comes_late_is_told_while_a_pass_goes_on() -> None:
         first.hear(told(1, 0))
         first.engine._look()
         assert seen == [], "one stage still moves"
-        first.hear(told(2, 0), StageEnded(2, [], [LateTokens((*A,), [5], [None], [])]))
+        first.hear(told(2, 0), LateTokens((*A,), [5], [None], []))
         first.engine._look()
         moved([TransferEnded(0)])
 
@@ -219,8 +218,8 @@ def test_what_ends_and_what_comes_late_is_told_while_a_pass_goes_on() -> None:
 def test_late_tokens_that_nobody_was_told_of_come_with_the_result() -> None:
     first, score = First(), Logprobs(-0.5, [(3, -0.5)])
     drawn = LateTokens((*A,), [5, 6], [None, score], [score])
-    first.hear(StageEnded(2, [], [drawn, LateTokens((*B,), [], [], [])]))
-    assert first.step().late == [Late(A, [5, 6], [None, score], [score]), Late(B, [], [], [])]
+    first.hear(drawn, LateTokens((*B,), [], [], [score]))
+    assert first.step().late == [Late(A, [5, 6], [None, score], [score]), Late(B, [], [], [score])]
     assert first.step().late == []
 
 
@@ -229,7 +228,7 @@ def test_late_tokens_that_nobody_was_told_of_come_with_the_result() -> None:
     [
         Step(0.0, reads=(ReadGroup(0, refs(1), A, 0),)),
         Step(0.0, writes=(WriteGroup(0, [1], refs(1), A, 0),)),
-        Step(0.0, chunks=(Chunk(A, [1], 0, [0], (Draw(None, [1], 0, frozenset()),), True),)),
+        Step(0.0, chunks=(Chunk(A, [1], 0, [0], (Draw(Sampling(), [1], 0, frozenset()),), True),)),
     ],
 )
 def test_a_first_stage_ends_when_others_report_nothing_that_is_due(
@@ -256,12 +255,11 @@ def test_nothing_is_due_any_more_once_all_have_reported(monkeypatch: pytest.Monk
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(pipeline.time, "monotonic", lambda: clock.now)
     first = First()
-    draws = (Draw(None, [1], 0, frozenset()),)
+    draws = (Draw(Sampling(), [1], 0, frozenset()),)
     first.step(
         step=Step(0.0, reads=(ReadGroup(0, refs(1), A, 0),), chunks=(Chunk(A, [1], 0, [0], draws, True),))
     )
-    drawn = [LateTokens((*A,), [5], [None], [])]
-    first.hear(told(1, 0), told(2, 0), StageEnded(2, [], drawn))
+    first.hear(told(1, 0), told(2, 0), LateTokens((*A,), [5], [None], []))
     assert first.step([TransferEnded(0)]).late
     for _ in range(2):
         clock.now += 10 * pipeline.SILENCE_LIMIT_S
@@ -273,9 +271,8 @@ def test_nothing_is_due_any_more_once_all_have_reported(monkeypatch: pytest.Monk
 
 def a_step() -> Step:
     """A step that reads, lands, writes and computes."""
-    draws = tuple(
-        Draw(Sampling(0.7, seed=4, min_tokens=2), [1, 2, 3], 2, frozenset({8, 9}), n) for n in range(3)
-    )
+    sampling = Sampling(0.7, seed=4, min_tokens=2, repetition_penalty=1.1)
+    draws = tuple(Draw(sampling, [1, 2, 3], 2, frozenset({8, 9}), n) for n in range(3))
     chunks = (
         Chunk(A, [2, 3], 1, [4, 5], draws, True),
         Chunk(B, [6, 7], 0, [6], (), True, Score(Sampling(0.0, prompt_logprobs=2), [7, 8])),
@@ -298,10 +295,12 @@ def test_the_first_stage_moves_its_layers_and_tells_the_others_of_whole_blocks()
     assert [(ref.offset, ref.nbytes) for ref in own.reads[0].places] == [(0, 20), (100, 20)]
     assert [(ref.offset, ref.nbytes) for ref in own.writes[0].places] == [(0, 20), (100, 20)]
     assert (own.chunks, own.lands) == (step.chunks, step.lands)
-    assert [stage for stage, _ in first.told] == [1, 2, 1, 2]
-    moves, passes = first.told[0][1], first.told[2][1]
-    assert ([one.places for one in moves.reads], moves.chunks) == ([refs(2)], [])
-    assert (passes.reads, passes.lands, passes.writes, len(passes.chunks)) == ([], [], [], 3)
+    assert [stage for stage, _ in first.told] == [1, 2] * 4
+    moves, *chunks = [order for stage, order in first.told if stage == 1]
+    assert ([one.places for one in moves.reads], moves.chunks, moves.more) == ([refs(2)], [], False)
+    for one, chunk, more in zip(chunks, step.chunks, (True, True, False), strict=True):
+        assert (one.reads, one.lands, one.writes, one.more) == ([], [], [], more)
+        assert [told.job for told in one.chunks] == [(*chunk.job,)]
 
 
 def test_a_stage_has_its_layers_of_a_place() -> None:
@@ -309,9 +308,18 @@ def test_a_stage_has_its_layers_of_a_place() -> None:
     assert part(BlockRef(7, 9, 1000, 60, 5)) == BlockRef(7, 9, 1040, 20, 5)
 
 
+def heard(stage: Place, *messages: Any) -> list[StageStep]:
+    """What a stage will do that has heard these messages, if nothing else has to come."""
+    stage.heard = [list(messages)]
+    stage.near.look()
+    steps = list(stage.near.steps)
+    stage.near.steps.clear()
+    return steps
+
+
 def test_a_step_is_the_same_behind_the_wire() -> None:
     step = a_step()
-    moves, passes = (step_of(DECODER.decode(encode(order)), 6.0) for order in orders_of(step))
+    moves, passes = (step_of(order, 6.0) for order in heard(Place(1), *orders_of(step)))
     for mine, theirs in ((moves.reads, step.reads), (moves.lands, step.lands), (moves.writes, step.writes)):
         (one,), (other,) = mine, theirs
         assert (one.half, getattr(one, "places", [])) == (other.half, getattr(other, "places", []))
@@ -328,18 +336,27 @@ def test_a_step_in_which_others_have_nothing_to_do_is_not_told() -> None:
     assert first.told == []
 
 
+def test_a_pass_begins_when_the_last_of_its_chunks_has_come() -> None:
+    stage, (moves, *chunks) = Place(1), orders_of(a_step())
+    assert heard(stage, moves, *chunks[:2]) == [moves]
+    (whole,) = heard(stage, chunks[2])
+    assert whole.chunks == [chunk for order in chunks for chunk in order.chunks]
+    (next_one,) = heard(stage, chunks[2])
+    assert next_one == chunks[2]
+
+
 def test_the_last_stage_reports_each_chunks_tokens_and_scores() -> None:
-    step = step_of(DECODER.decode(encode(orders_of(a_step())[1])), 0.0)
+    step = step_of(heard(Place(2), *orders_of(a_step()))[1], 0.0)
     scores = [Logprobs(-0.5, []), Logprobs(-1.5, [(4, -1.5)])]
     result = Result(step, [11, 12, 13], logprobs=[None, None, scores[0]], scores=[scores])
-    report = DECODER.decode(encode(report_of(2, replace(result, halves=[TransferEnded(1, "cut")]))))
-    late = [
+    reports = reports_of(2, replace(result, halves=[TransferEnded(1, "cut"), TransferEnded(0)]))
+    assert [DECODER.decode(encode(one)) for one in reports] == [
+        HalfEnded(2, 1, "cut", False, []),
+        HalfEnded(2, 0, "", False, []),
         LateTokens((*A,), [11, 12, 13], [None, None, scores[0]], []),
         LateTokens((*B,), [], [], scores),
-        LateTokens(("c", 1, 0), [], [], []),
     ]
-    assert report == StageEnded(2, [HalfEnded(1, "cut", False, [])], late)
-    assert report_of(1, Result(step)) == StageEnded(1, [], []), "no other stage draws"
+    assert reports_of(1, Result(step)) == [], "no other stage draws"
 
 
 @pytest.mark.parametrize(
@@ -402,14 +419,16 @@ def test_hidden_states_that_cannot_be_read_are_not_given_back() -> None:
 
 def test_a_pass_waits_for_hidden_states_and_a_move_does_not() -> None:
     stage = Place(1)
-    moves, passes = orders_of(a_step())
-    stage.heard = [[moves, passes], [HiddenAt(0, 100)]]
+    moves, *chunks = orders_of(a_step())
+    stage.heard = [[moves, *chunks], [HiddenAt(0, 100)]]
     stage.near.look()
     assert stage.near.next_step() == moves
     assert stage.near.next_step() is None
     stage.near.look()
     assert stage.near.can_begin
-    assert stage.near.next_step() == passes
+    passes = stage.near.next_step()
+    assert passes is not None
+    assert len(passes.chunks) == 3
     assert stage.near.next_step() is None
 
 
