@@ -95,6 +95,7 @@ class ConductorRole:
         self._choice = control.dispatcher.choose = TimedChoice(self.decisions.choose)
         self._wake_at = float("inf")
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
+        self._for_steward: list[fx.EndRank | fx.Readiness | fx.Stop] = []
         for one in control.config.lost:
             gateways.lose_rank(one.rank, control.members.lost[one.rank])
             self.metrics.lose_rank(one.rank)
@@ -207,13 +208,18 @@ class ConductorRole:
     # ------------------------------------------------------------------------------ members
 
     def _greet_steward(self, peer: str, hello: m.StewardHello) -> None:
-        """Tell the steward that ranks and gateways may come now."""
+        """Tell the steward that ranks and gateways may come now, and what was to be said before."""
         if peer == STEWARD:
             self.hub.send(STEWARD, m.Conducting(self.control.config.term))
             self.hub.send(STEWARD, m.Readiness(self.control.members.was_ready, []))
+            waiting, self._for_steward = self._for_steward, []
+            for effect in waiting:
+                self._to_steward(effect)
 
     def _to_steward(self, effect: fx.EndRank | fx.Readiness | fx.Stop) -> None:
-        self.hub.send(STEWARD, effect)
+        """Send an effect to the steward, or keep it until the steward has greeted this conductor."""
+        if not self.hub.send(STEWARD, effect):
+            self._for_steward.append(effect)
 
     def _read_gateway_lost(self, peer: str, lost: m.GatewayLost) -> ev.Event | None:
         if peer != STEWARD:

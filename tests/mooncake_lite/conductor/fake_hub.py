@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
@@ -64,8 +65,12 @@ def new_role(
     *,
     nodes: Sequence[int] = (),
     clock: Callable[[], float] = time.monotonic,
+    **more: Any,
 ) -> ConductorRole:
-    """A conductor of the configured ranks, all of them on one node unless said otherwise."""
+    """A conductor of the configured ranks, all of them on one node unless said otherwise.
+
+    more   for the configuration of its control plane
+    """
     at = list(nodes) or [0] * config.ranks
-    control = Control(control_config(config, layout, at))
+    control = Control(control_config(config, layout, at, **more))
     return ConductorRole(config, hub, control, Gateways(at, ""), clock=clock)  # type: ignore[arg-type]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
-from tests.mooncake_lite.conductor.test_modes import TOKENS, Conductor
+from tests.mooncake_lite.conductor.fake_hub import new_role
+from tests.mooncake_lite.conductor.test_modes import LAYOUT, TOKENS, Conductor
 from tests.mooncake_lite.conductor.wording import BLOCK, kind, prefilled, submit
+from transport.channel import Hub, Spoke
+from transport.wire import Decoder
 
 pytestmark = pytest.mark.quick
 
@@ -199,3 +204,38 @@ def test_the_final_loss_of_a_gateway_ends_the_cluster() -> None:
     cluster = Cluster()
     gateway_lost(cluster, final=True)
     assert cluster.role.stop == m.Stop("the gateway ended", 0.0, True)
+
+
+LIMIT_S = 20.0
+
+
+@pytest.mark.parametrize(
+    ("peer", "message", "killed"),
+    [
+        ("gateway-1", m.GatewayHello("gateway-1", ["ipc://tokens"]), [1]),
+        ("rank-3 last word", m.RankLost(3, 0, "failed: thread heart died"), [3, 1]),
+    ],
+)
+def test_a_new_conductor_has_ranks_killed_though_others_speak_to_it_before_the_steward(
+    tmp_path: Path, peer: str, message: m.Message, killed: list[int]
+) -> None:
+    endpoint, config = f"ipc://{tmp_path}/control", ServeConfig(prefill=2, pipeline_parallel_size=2)
+    with (
+        Hub([endpoint], Decoder(m.TO_CONDUCTOR)) as hub,
+        Spoke(endpoint, peer, Decoder(m.ClusterStatus | m.OpenTokens)) as early,
+        Spoke(endpoint, "steward", Decoder(m.TO_STEWARD)) as steward,
+    ):
+        role = new_role(config, LAYOUT, hub, term=1, lost=[ev.RankLost(2, 0, "died: its process 5 ended")])
+        early.send(message)
+        role.step(hub.receive(LIMIT_S))
+        role.apply(ev.Tick())
+        greetings: list[m.Message] = [m.Conducting(1), m.Readiness(True, [])]
+        for expected in (killed, []):
+            steward.send(m.StewardHello())
+            role.step(hub.receive(LIMIT_S))
+            hub.send("steward", m.Stop("that was all", 0.0))
+            told: list[m.Message] = []
+            while m.Stop("that was all", 0.0) not in told:
+                told += steward.receive(LIMIT_S)
+            assert told[:2] == greetings
+            assert [one.rank for one in told if isinstance(one, m.EndRank)] == expected
