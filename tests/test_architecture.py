@@ -35,7 +35,7 @@ ROOMS = {
     "launch": {"config", "messages", "model", "profiles", "tracing"},
     "engine": {"config", "launch", "messages", "model", "profiles"},
     "gateway": {"config", "launch", "messages", "model", "tracing"},
-    "ranks": {"config", "control", "engine", "launch", "messages", "model", "tracing"},
+    "ranks": {"config", "control", "engine", "launch", "messages", "model", "profiles", "tracing"},
     "conductor": {"config", "control", "launch", "messages", "model", "profiles", "ranks", "tracing"},
     "simulator": {"conductor", "config", "control", "engine", "messages", "profiles", "ranks", "workloads"},
     "labs": set(),

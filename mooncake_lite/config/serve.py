@@ -183,7 +183,7 @@ class ServeConfig:
     pipeline_parallel_size: Prefill ranks that compute a prompt together: each holds some of the layers, and
         they work on successive chunks at once. Must divide --prefill.
     layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead, its last blocks leave
-        behind it. auto: what has two blocks or more; on: everything; off: only blocks move.
+        behind it. auto: where the costs say that it is faster; on: everything; off: only blocks move.
     max_queue: Requests that may wait. Further ones are refused with 429.
     policy: Where a request is prefilled and decoded: kvcache-centric (the paper's Algorithm 1), global-cache,
         topology, local-cache, least-loaded, two-choices, round-robin, random or dynamo.

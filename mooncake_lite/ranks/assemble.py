@@ -24,6 +24,7 @@ from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
 from mooncake_lite.model.stages import WHOLE
+from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.ranks.computing.pipeline import Pipeline, StageLinks, StageLoop, StageMemory
 from mooncake_lite.ranks.plan import StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
@@ -253,7 +254,10 @@ class _Compute:
             )
         else:
             staging = Staging(blocks.half_blocks, blocks.num_slots)
-            rank = computing_rank(hello, config, start.model_config, DUTIES[role], engine.num_pages, staging)
+            load = serving_costs(config, start.folder, start.model_config).load
+            rank = computing_rank(
+                hello, config, start.model_config, DUTIES[role], engine.num_pages, staging, load
+            )
             self._connections = Connections(
                 rank, config.roles, start.transfers, near.conductor, near.open_gateway, *ends
             )

@@ -6,20 +6,36 @@ Used by ranks of a cluster, and by `mooncake_lite.llm` for its only rank.
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import ceil
 
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
+from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.messages import RankHello
 from mooncake_lite.model.config import ModelConfig
-from mooncake_lite.model.sizes import context_length
+from mooncake_lite.model.sizes import block_layout, context_length
 from mooncake_lite.ranks.computing.machine import ComputingRank
+from scheduler.costs import CostConfig, LoadCost
 from scheduler.instance import PREFILL, Limits, Pages, Staging, State, new_prefix_cache
 from store.keys import next_key
 
-LEAST_BY_LAYERS = 2
-"""Blocks that move by layers with --layerwise auto. One block is as fast as a whole."""
+GUESS, NEVER = CostConfig().load, 1 << 30
+
+GROUP_S = 25e-6
+"""What each group of layers costs beside its bytes: one block of the default model, loaded in groups beside
+a pass, takes as long as whole and before it."""
 
 
-def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool) -> Limits:
+def least_by_layers(config: ServeConfig, model: ModelConfig, load: LoadCost) -> int:
+    """Return from how many blocks on it is faster to move them by layers.
+
+    All but one group's part of the load is hidden behind the pass, and each group has a cost of its own.
+    """
+    groups = min(GROUPS, model.layers)
+    hidden_s = (1 - 1 / groups) * load.seconds("dram", block_layout(config, model).nbytes)
+    return ceil(groups * GROUP_S / hidden_s) if hidden_s else NEVER
+
+
+def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool, load: LoadCost = GUESS) -> Limits:
     """Return how much a rank that computes does at once. prefills: it decodes nothing."""
     in_stages = prefills and config.pipeline_parallel_size > 1
     by_layers = config.overlap_transfers and config.layerwise != "off" and not in_stages
@@ -30,7 +46,7 @@ def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool) -> Limits
         config.enable_chunked_prefill,
         config.overlap_transfers,
         model.layers if by_layers else 0,
-        LEAST_BY_LAYERS if config.layerwise == "auto" else 1,
+        least_by_layers(config, model, load) if config.layerwise == "auto" else 1,
         in_stages,
         even_context(model) if in_stages else 0,
     )
@@ -50,11 +66,17 @@ def computing_rank(
     duties: Collection[str],
     num_pages: int,
     staging: Staging,
+    load: LoadCost = GUESS,
 ) -> ComputingRank:
-    """Build a rank without work. num_pages: KV pages of its engine; staging: its halves and slots."""
+    """Build a rank without work.
+
+    num_pages   KV pages of its engine
+    staging     its halves and slots
+    load        how long it takes to bring blocks into its pages
+    """
     pages = Pages(num_pages, PAGE_TOKENS)
     prefix = new_prefix_cache(config.prefix_sharing, pages, config.block_size)
-    limits = limits_of(config, model, prefills=set(duties) == {PREFILL})
+    limits = limits_of(config, model, set(duties) == {PREFILL}, load)
     state = State(
         frozenset(duties), pages, staging, config.block_size, limits, next_key=next_key,
         prefix=prefix, preemption=config.preemption,

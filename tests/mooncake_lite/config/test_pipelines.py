@@ -22,7 +22,8 @@ from mooncake_lite.model.sizes import (
     segment_bytes,
 )
 from mooncake_lite.model.stages import Stage
-from mooncake_lite.ranks.computing.build import even_context, limits_of
+from mooncake_lite.ranks.computing.build import GROUP_S, even_context, least_by_layers, limits_of
+from scheduler.costs import LoadCost
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
 
 pytestmark = pytest.mark.quick
@@ -131,6 +132,17 @@ def test_the_first_stage_plans_with_late_tokens_and_even_chunks_and_no_other_ran
     assert (plain.late, plain.even, plain.layers) == (False, 0, 7)
     decodes = limits_of(config, MODEL, prefills=False)
     assert (decodes.late, decodes.even) == (False, 0)
+
+
+def test_few_small_blocks_move_whole_and_large_ones_by_layers() -> None:
+    load = LoadCost(10e9, 1e9, 1e-3)
+    small, large = (ServeConfig(block_size=size) for size in (16, 512))
+    one_s = load.seconds("dram", block_layout(small, MODEL).nbytes)
+    least = least_by_layers(small, MODEL, load)
+    assert least * one_s * 6 / 7 >= 7 * GROUP_S > (least - 1) * one_s * 6 / 7
+    assert least > least_by_layers(large, MODEL, load) >= 1
+    assert limits_of(small, MODEL, True, load).least == least
+    assert limits_of(replace(small, layerwise="on"), MODEL, True, load).least == 1
 
 
 def test_attention_is_as_dear_as_all_else_at_the_even_context() -> None:
