@@ -10,16 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
-from mooncake_lite.control.effects import (
-    AnswerCommand,
-    CheckBlocks,
-    CompactTier,
-    DamagedBlock,
-    ForgetPages,
-    RemoveBlocks,
-)
-from mooncake_lite.control.events import BlocksChecked, BlocksRemoved, CommandAbandoned, PoolCommand
 from mooncake_lite.control.grants import TRANSFER_S, Grant
 from store.errors import ObjectInUse, UnknownObject
 from store.objects import PoolObject
@@ -67,13 +60,13 @@ class Commands:
         self._checks: dict[int, _Check] = {}
         self._removals: list[_Removal] = []
 
-    def on_command(self, command: PoolCommand, now: float) -> None:
+    def on_command(self, command: ev.PoolCommand, now: float) -> None:
         """Answer a command at once, or begin to carry it out."""
         if command.what == "pin":
             self._pin(command, now)
         elif command.what == "compact":
             for rank in self._members.stores:
-                self._emit(CompactTier(rank))
+                self._emit(fx.CompactTier(rank))
             self._end(command.command)
         elif len(self._checks) + len(self._removals) >= MAX_OPEN:
             problem = f"{MAX_OPEN} other commands are being carried out; try again"
@@ -85,7 +78,7 @@ class Commands:
         else:
             self._remove(command, now)
 
-    def on_abandoned(self, abandoned: CommandAbandoned, now: float) -> None:
+    def on_abandoned(self, abandoned: ev.CommandAbandoned, now: float) -> None:
         """Stop comparing blocks for this command. A removal that has begun is completed."""
         for number, check in list(self._checks.items()):
             if check.command == abandoned.command:
@@ -93,11 +86,11 @@ class Commands:
                 self._grants.close(number)
 
     def _end(self, command: int, problem: str = "", blocks: int = 0, kept: int = 0) -> None:
-        self._emit(AnswerCommand(command, True, problem, blocks=blocks, kept=kept))
+        self._emit(fx.AnswerCommand(command, True, problem, blocks=blocks, kept=kept))
 
     # ------------------------------------------------------------------------------ pins and removal
 
-    def _pin(self, command: PoolCommand, now: float) -> None:
+    def _pin(self, command: ev.PoolCommand, now: float) -> None:
         """Change the pins of blocks in DRAM, all or none. A pin lasts until its block leaves DRAM."""
         found = {key: self._directory.find(key) for key in command.keys}
         for key, obj in found.items():
@@ -110,7 +103,7 @@ class Commands:
             self._directory.pin(key, obj.digest, hard=command.hard, soft_until=soft_until)
         self._end(command.command, blocks=len(command.keys))
 
-    def _remove(self, command: PoolCommand, now: float) -> None:
+    def _remove(self, command: ev.PoolCommand, now: float) -> None:
         """Remove keys from the books at once. The command ends when every tier has answered.
 
         Pages of compute ranks may hold the same KV under other units, so that ranks forget all prefixes.
@@ -131,7 +124,7 @@ class Commands:
             self._end(command.command, problem)
             return
         for rank in self._members.computes:
-            self._emit(ForgetPages(rank))
+            self._emit(fx.ForgetPages(rank))
         removal = _Removal(command.command, len(keys), kept)
         self._removals.append(removal)
         for rank in self._members.stores:
@@ -139,10 +132,10 @@ class Commands:
                 some = keys[start : start + REMOVED_AT_ONCE]
                 removal.waiting.update((rank, key) for key in some)
                 removal.grants.append(self._grants.open(rank, some, self._not_removed, now).number)
-                self._emit(RemoveBlocks(rank, some))
+                self._emit(fx.RemoveBlocks(rank, some))
         self._end_removals()
 
-    def on_removed(self, removed: BlocksRemoved) -> None:
+    def on_removed(self, removed: ev.BlocksRemoved) -> None:
         """End the removals for which this answer of a tier was the last."""
         for removal in self._removals:
             some = {(removed.rank, key) for key in removed.keys} & removal.waiting
@@ -151,12 +144,12 @@ class Commands:
                 removal.unsure.update(key for _, key in some)
         self._end_removals()
 
-    def undelivered(self, order: RemoveBlocks) -> None:
+    def undelivered(self, order: fx.RemoveBlocks) -> None:
         """Note that a tier does not hear of a removal."""
-        self.on_removed(BlocksRemoved(order.rank, 0, order.keys, for_good=False))
+        self.on_removed(ev.BlocksRemoved(order.rank, 0, order.keys, for_good=False))
 
     def _not_removed(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        self.on_removed(BlocksRemoved(grant.rank, 0, grant.about, for_good=False))
+        self.on_removed(ev.BlocksRemoved(grant.rank, 0, grant.about, for_good=False))
 
     def _end_removals(self) -> None:
         ended = [removal for removal in self._removals if not removal.waiting]
@@ -174,7 +167,7 @@ class Commands:
 
     # ------------------------------------------------------------------------------ checks
 
-    def _get(self, command: PoolCommand, now: float) -> None:
+    def _get(self, command: ev.PoolCommand, now: float) -> None:
         key = command.keys[0] if command.keys else -1
         found = self._directory.find(key)
         if found is None:
@@ -200,11 +193,11 @@ class Commands:
             ids = [obj.object_id for obj in there]
             self._directory.lease(f"check/{number}", ids, now, now + TRANSFER_S)
             refs, sums = [obj.ref for obj in there], [list(obj.checksums) for obj in there]
-            self._emit(CheckBlocks(keeper, number, check.command, refs, sums, check.path))
+            self._emit(fx.CheckBlocks(keeper, number, check.command, refs, sums, check.path))
             return
         self._end(check.command)
 
-    def on_checked(self, checked: BlocksChecked, now: float) -> None:
+    def on_checked(self, checked: ev.BlocksChecked, now: float) -> None:
         """Report the compared blocks of a check, and begin the next batch."""
         if self._grants.end(checked.rank, checked.number) is None:
             return
@@ -215,11 +208,11 @@ class Commands:
             return
         nbytes = sum(obj.nbytes for obj in check.batch)
         bad = [
-            DamagedBlock(obj.object_id, obj.key or 0, obj.rank, obj.nbytes)
+            fx.DamagedBlock(obj.object_id, obj.key or 0, obj.rank, obj.nbytes)
             for obj, good in zip(check.batch, checked.good)
             if not good
         ]
-        self._emit(AnswerCommand(check.command, False, "", check.done, nbytes, bad))
+        self._emit(fx.AnswerCommand(check.command, False, "", check.done, nbytes, bad))
         self._begin(check, now)
 
     def _drop_check(self, number: int, now: float) -> _Check:

@@ -12,19 +12,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from mooncake_lite import messages as m
 from mooncake_lite.gateway.order import InOrder
 from mooncake_lite.gateway.problems import Broken
-from mooncake_lite.messages import (
-    AnswerReceived,
-    AnswerSoFar,
-    Recall,
-    Recalled,
-    Report,
-    RequestCancelled,
-    Submit,
-    Tokens,
-    client_id_of,
-)
 from store.keys import block_digests, prefix_keys
 
 
@@ -40,12 +30,12 @@ class PromptAnswers:
     The first message of branch 0 is passed on before all others: it also tells about the prompt.
     """
 
-    def __init__(self, submit: Submit, *, withheld: bool = False):
+    def __init__(self, submit: m.Submit, *, withheld: bool = False):
         self.submit = submit
         self.told: set[int] = set()
         self.orders = [InOrder(submit.request.max_tokens) for _ in range(submit.request.n)]
-        self.early: list[Tokens] = []
-        self.withheld: list[Tokens] | None = [] if withheld else None
+        self.early: list[m.Tokens] = []
+        self.withheld: list[m.Tokens] | None = [] if withheld else None
         self._withholds, self._came_at = withheld, time.monotonic()
         self._began = False
 
@@ -54,7 +44,7 @@ class PromptAnswers:
         """Tell whether every answer has ended and may be shown."""
         return self.withheld is None and all(order.ended for order in self.orders)
 
-    def push(self, message: Tokens) -> list[Tokens]:
+    def push(self, message: m.Tokens) -> list[m.Tokens]:
         """Return the messages whose turn has come; none while they are withheld."""
         ready = self._in_order(message)
         if self.withheld is None:
@@ -70,12 +60,12 @@ class PromptAnswers:
         self.told.update(whole)
         return whole
 
-    def recall(self, recall: Recall, block_tokens: int) -> Report:
+    def recall(self, recall: m.Recall, block_tokens: int) -> m.Report:
         """Return the answers so far, and take no older tokens from now on."""
         answers, tokens = self._so_far(recall.attempt, recall.branches, block_tokens)
-        return Report(Recalled(recall.request_id, recall.attempt, answers), tokens)
+        return m.Report(m.Recalled(recall.request_id, recall.attempt, answers), tokens)
 
-    def again(self, attempt: int, block_tokens: int) -> Submit:
+    def again(self, attempt: int, block_tokens: int) -> m.Submit:
         """Return what a new conductor is sent, and take no tokens of this attempt or older from now on."""
         was_shown = self.withheld is None and self._withholds
         answers, tokens = self._so_far(attempt, range(len(self.orders)), block_tokens)
@@ -83,11 +73,11 @@ class PromptAnswers:
         request = replace(
             self.submit.request, answers=answers, waited_s=seconds, resumed=was_shown or any(tokens)
         )
-        return Submit(request, self.submit.body, tokens)
+        return m.Submit(request, self.submit.body, tokens)
 
     def _so_far(
         self, attempt: int, branches: Iterable[int], block_tokens: int
-    ) -> tuple[list[AnswerSoFar], list[list[int]]]:
+    ) -> tuple[list[m.AnswerSoFar], list[list[int]]]:
         """Return the answers so far of branches, and their tokens.
 
         What is withheld is forgotten: the client has not seen it, and the cluster may still refuse.
@@ -101,7 +91,7 @@ class PromptAnswers:
             order.recall(attempt)
             so_far = [*prompt, *order.token_ids] if salt else []
             keys, digests = prefix_keys(so_far, block_tokens, salt), block_digests(so_far, block_tokens)
-            answers.append(AnswerSoFar(branch, order.next, order.ended, keys, digests))
+            answers.append(m.AnswerSoFar(branch, order.next, order.ended, keys, digests))
             tokens.append(order.token_ids)
         return answers, tokens
 
@@ -109,12 +99,12 @@ class PromptAnswers:
         self.orders = [InOrder(self.submit.request.max_tokens) for _ in self.orders]
         self.withheld, self.early, self.told, self._began = [], [], set(), False
 
-    def release(self) -> list[Tokens]:
+    def release(self) -> list[m.Tokens]:
         """Withhold nothing more. Returns what was withheld."""
         withheld, self.withheld = self.withheld, None
         return withheld or []
 
-    def _in_order(self, message: Tokens) -> list[Tokens]:
+    def _in_order(self, message: m.Tokens) -> list[m.Tokens]:
         if not 0 <= message.branch < len(self.orders):
             return []
         ready = self.orders[message.branch].push(message)
@@ -143,28 +133,28 @@ class OpenRequest:
         self.request_id = request_id
         self.ids = [request_id]
         self._prompts: dict[str, PromptAnswers] = {}
-        self._ready: list[Tokens] = []
+        self._ready: list[m.Tokens] = []
         self._error: Exception | None = None
         self._wake = asyncio.Event()
 
-    def expect(self, submit: Submit, *, withheld: bool = False) -> None:
+    def expect(self, submit: m.Submit, *, withheld: bool = False) -> None:
         """A prompt is being submitted. withheld: its tokens are kept back until `release`."""
         self._prompts[submit.request.request_id] = PromptAnswers(submit, withheld=withheld)
 
-    def deliver(self, message: Tokens) -> list[AnswerReceived]:
+    def deliver(self, message: m.Tokens) -> list[m.AnswerReceived]:
         """Tokens from a rank, in any order. Returns what the cluster is told: which answers are whole."""
         prompt = self._prompts.get(message.request_id)
         if prompt is None or self._error is not None:
             return []
         self._show(prompt.push(message))
-        return [AnswerReceived(message.request_id, branch) for branch in prompt.newly_whole()]
+        return [m.AnswerReceived(message.request_id, branch) for branch in prompt.newly_whole()]
 
-    def recall(self, recall: Recall, block_tokens: int) -> Report | None:
+    def recall(self, recall: m.Recall, block_tokens: int) -> m.Report | None:
         """Return the answers so far to a prompt. None: it was never submitted."""
-        prompt = self._prompts.get(client_id_of(recall.request_id))
+        prompt = self._prompts.get(m.client_id_of(recall.request_id))
         return prompt.recall(recall, block_tokens) if prompt is not None else None
 
-    def again(self, attempt: int, block_tokens: int) -> list[Submit]:
+    def again(self, attempt: int, block_tokens: int) -> list[m.Submit]:
         """Return what a new conductor is sent: the prompts with answers that have not ended."""
         if self._error is not None:
             return []
@@ -175,7 +165,7 @@ class OpenRequest:
         if request_id in self._prompts and self._error is None:
             self._show(self._prompts[request_id].release())
 
-    def _show(self, messages: list[Tokens]) -> None:
+    def _show(self, messages: list[m.Tokens]) -> None:
         self._ready += messages
         if self._ready:
             self._wake.set()
@@ -193,13 +183,13 @@ class OpenRequest:
         if request_id in self._prompts:
             self._prompts[request_id].end()
 
-    def drop(self, request_id: str, branch: int) -> RequestCancelled | None:
+    def drop(self, request_id: str, branch: int) -> m.RequestCancelled | None:
         """No more tokens of one answer are wanted. Returns what the cluster must be told, if anything."""
         prompt = self._prompts[request_id]
         if prompt.orders[branch].ended:
             return None
         prompt.orders[branch].end()
-        return RequestCancelled(request_id, -1 if prompt.ended else branch, answered=True)
+        return m.RequestCancelled(request_id, -1 if prompt.ended else branch, answered=True)
 
     def unfinished(self) -> list[str]:
         """The prompts that were submitted and have answers that have not ended."""
@@ -210,7 +200,7 @@ class OpenRequest:
         if self._error is not None:
             raise self._error
 
-    async def next(self, limit_s: float) -> list[Tokens]:
+    async def next(self, limit_s: float) -> list[m.Tokens]:
         """At least one message, each answer's in order and without gaps.
 
         Raises what fail() was given, or Broken when nothing comes for limit_s.

@@ -10,26 +10,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from scheduler.instance import outcomes
 from scheduler.instance.events import Moved
 from scheduler.instance.job import DECODE, PREFILL
-from scheduler.instance.outcomes import (
-    BadBlocks,
-    Computed,
-    Decoded,
-    Ended,
-    Failed,
-    Iterated,
-    Loaded,
-    Outcome,
-    Prefetched,
-    Prefilled,
-    PutFinished,
-    Run,
-    Saved,
-    Scored,
-    Stored,
-    Token,
-)
+from scheduler.instance.outcomes import Outcome
 from scheduler.instance.state import ANSWER_S, Put, State
 from scheduler.instance.step import Chunk, Late, LayerLoad, Result, TransferEnded
 from scheduler.instance.swap import overdue, preempt, recompute, swapped
@@ -75,7 +59,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     postponed, state.postponed = state.postponed, []
     for half in [*postponed, *result.halves]:
         if half.bad:
-            said.append(BadBlocks(half.bad))
+            said.append(outcomes.BadBlocks(half.bad))
         said += _half_ended(state, half, now)
     said += _come_late(state, result.late, now)
     for put in result.puts:
@@ -125,13 +109,13 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
         state.loading = None
     if task.is_prefetch:
         state.remove(task)
-        return [Prefetched(task.id, blocks)]
+        return [outcomes.Prefetched(task.id, blocks)]
     if PREFILL in task.job.duties:
         state.prefilling.append(task)
     else:
         for branch in state.fork(task):
             state.join(branch, now)
-    return [Loaded(task.id, task.load_s, task.shared, blocks)]
+    return [outcomes.Loaded(task.id, task.load_s, task.shared, blocks)]
 
 
 def _came_in(state: State, load: LayerLoad, result: Result, now: float) -> list[Outcome]:
@@ -141,12 +125,12 @@ def _came_in(state: State, load: LayerLoad, result: Result, now: float) -> list[
     task.load_s = now - task.load_began - result.compute_s
     if lost is None:
         blocks, task.read, task.landed = task.to_load - task.landed, task.to_load, task.to_load
-        return [Loaded(task.id, task.load_s, task.shared, blocks, beside=True)]
+        return [outcomes.Loaded(task.id, task.load_s, task.shared, blocks, beside=True)]
     for half in load.halves:
         state.staging.free(half, now + LATE_S if lost.may_still_land else 0.0)
     task.to_load = task.landed
     state.prefilling.remove(task)
-    said: list[Outcome] = [BadBlocks(lost.bad)] if lost.bad else []
+    said: list[Outcome] = [outcomes.BadBlocks(lost.bad)] if lost.bad else []
     return said + _loaded(state, task, now)
 
 
@@ -168,11 +152,13 @@ def _leapt(state: State, result: Result) -> list[Outcome]:
     if state.passed_at is None:
         seconds[0] = computed_s[0]
     state.passed_at = times_s[-1]
-    said.append(Iterated(batch, computed_s, seconds, passes * context + batch * math.comb(passes, 2), True))
+    said.append(
+        outcomes.Iterated(batch, computed_s, seconds, passes * context + batch * math.comb(passes, 2), True)
+    )
     for index, task in enumerate(state.running):
         sequence = task.sequence
         tokens = result.tokens[index : passes * batch : batch]
-        said.append(Run(task.id, sequence.answered, tokens, times_s))
+        said.append(outcomes.Run(task.id, sequence.answered, tokens, times_s))
         sequence.token_ids.extend(tokens)
         sequence.answered += passes
     return said
@@ -202,7 +188,9 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
             said += _computed(state, task, chunk, list(itertools.islice(tokens, len(chunk.draws))), now)
     if iterated:
         seconds = result.compute_s if state.passed_at is None else now - state.passed_at
-        said.insert(0, Iterated(iterated, [result.compute_s], [seconds], context, computed == iterated))
+        said.insert(
+            0, outcomes.Iterated(iterated, [result.compute_s], [seconds], context, computed == iterated)
+        )
     return said
 
 
@@ -211,7 +199,7 @@ def _computed(
 ) -> list[Outcome]:
     """Advance a task whose prompt is computed, with (token, logprobs) of each branch."""
     reused = chunk.end - task.computed
-    said: list[Outcome] = [Computed(task.id, task.compute_s, task.computed, reused)]
+    said: list[Outcome] = [outcomes.Computed(task.id, task.compute_s, task.computed, reused)]
     state.prefilling.remove(task)
     if state.limits.late:
         state.drawing.append(task)
@@ -235,7 +223,7 @@ def _come_late(state: State, late: Iterable[Late], now: float) -> list[Outcome]:
 def _drawn(state: State, task: Task, drawn: list[tuple[int, Any]], now: float) -> list[Outcome]:
     """Apply the first (token, logprobs) of each branch."""
     index = task.sequence.answered
-    said: list[Outcome] = [Scored(task.id, task.scores)] if task.scores else []
+    said: list[Outcome] = [outcomes.Scored(task.id, task.scores)] if task.scores else []
     if DECODE in task.job.duties:
         for branch, (token, logprobs) in zip(state.fork(task), drawn, strict=True):
             said += _first_token(state, branch, token, logprobs, now)
@@ -244,7 +232,7 @@ def _drawn(state: State, task: Task, drawn: list[tuple[int, Any]], now: float) -
         finish = task.sequence.end_with(token)
         task.first_tokens.append(token)
         task.finishes.append(finish)
-        said.append(Token(task.id._replace(branch=branch_number), index, token, finish, logprobs))
+        said.append(outcomes.Token(task.id._replace(branch=branch_number), index, token, finish, logprobs))
     task.store_began = now
     if task.written < len(task.out):
         state.storing.append(task)
@@ -256,18 +244,18 @@ def _first_token(state: State, task: Task, token: int, logprobs: Any, now: float
     """Let a branch whose prompt was computed here join the running batch, unless its answer ends at once."""
     index = task.sequence.answered
     finish = task.sequence.append(token)
-    said: list[Outcome] = [Token(task.id, index, token, finish, logprobs)]
+    said: list[Outcome] = [outcomes.Token(task.id, index, token, finish, logprobs)]
     if finish is None:
         state.join(task, now)
         return said
     return said + _leave(state, task)
 
 
-def _stored(state: State, task: Task, now: float) -> Prefilled:
+def _stored(state: State, task: Task, now: float) -> outcomes.Prefilled:
     """End a task whose prompt is computed and stored, and which decodes elsewhere."""
     state.remove(task)
     store_s = now - task.store_began
-    return Prefilled(
+    return outcomes.Prefilled(
         task.id, task.first_tokens, task.finishes, task.checksums(), task.load_s, task.compute_s, store_s
     )
 
@@ -277,11 +265,11 @@ def _decoded(state: State, task: Task, token: int, logprobs: Any, now: float) ->
     sequence = task.sequence
     index = sequence.answered
     finish = sequence.append(token)
-    said: list[Outcome] = [Token(task.id, index, token, finish, logprobs)]
+    said: list[Outcome] = [outcomes.Token(task.id, index, token, finish, logprobs)]
     if finish is None:
         return said
     state.running.remove(task)
-    said.insert(0, Decoded(task.id, now - task.joined, sequence.answered))
+    said.insert(0, outcomes.Decoded(task.id, now - task.joined, sequence.answered))
     return said + _leave(state, task)
 
 
@@ -295,9 +283,9 @@ def _leave(state: State, task: Task) -> list[Outcome]:
     return [_end(state, task)]
 
 
-def _end(state: State, task: Task) -> Ended:
+def _end(state: State, task: Task) -> outcomes.Ended:
     state.remove(task)
-    return Ended(task.id, "finished", task.sequence.answered)
+    return outcomes.Ended(task.id, "finished", task.sequence.answered)
 
 
 # ----------------------------------------------------------------------------------- blocks
@@ -311,7 +299,8 @@ def _save(state: State, result: Result, now: float) -> list[Outcome]:
     for save in saves:
         state.tasks[save.job].saved = save.index + 1
     leaving, state.leaving = state.leaving, []
-    return [Saved(number, saves), *itertools.chain.from_iterable(_leave(state, task) for task in leaving)]
+    ended = itertools.chain.from_iterable(_leave(state, task) for task in leaving)
+    return [outcomes.Saved(number, saves), *ended]
 
 
 def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]:
@@ -337,7 +326,7 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
     if task.problem:
         return _write_failed(state, task)
     if task in state.prefilling:
-        return [Stored(task.id, use.first, tuple(ended.sums))]
+        return [outcomes.Stored(task.id, use.first, tuple(ended.sums))]
     if task.written < len(task.out) or task in state.drawing:
         return []
     if task in state.swapping:
@@ -374,9 +363,9 @@ def _write_failed(state: State, task: Task) -> list[Outcome]:
     return [_fail(state, task, task.problem)]
 
 
-def _fail(state: State, task: Task, problem: str) -> Failed:
+def _fail(state: State, task: Task, problem: str) -> outcomes.Failed:
     state.remove(task)
-    return Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)
+    return outcomes.Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)
 
 
 def _drop_overdue(state: State, now: float) -> None:
@@ -388,11 +377,11 @@ def _drop_overdue(state: State, now: float) -> None:
             state.dropped_puts += len(put.slots)
 
 
-def _put_ended(state: State, ended: TransferEnded) -> PutFinished:
+def _put_ended(state: State, ended: TransferEnded) -> outcomes.PutFinished:
     """Free the slots of an offer whose blocks are written, or could not be."""
     put = state.puts.pop(ended.number)
     assert put.places is not None
     state.staging.free_slots += put.slots
     if ended.problem:
         state.dropped_puts += len(put.places)
-    return PutFinished(ended.number, put.places, put.sums, ended.problem, ended.may_still_land)
+    return outcomes.PutFinished(ended.number, put.places, put.sums, ended.problem, ended.may_still_land)

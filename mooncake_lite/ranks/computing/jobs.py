@@ -5,43 +5,35 @@ Used by the compute role. The planner holds places and sampling without looking 
 
 from __future__ import annotations
 
-from mooncake_lite.messages import (
-    BlockRef,
-    PrefetchTokens,
-    Start,
-    StartDecode,
-    StartOrder,
-    StartPrefill,
-    StartServe,
-)
+from mooncake_lite import messages as m
 from scheduler.instance import DECODE, PREFETCH, PREFILL, Job
 
-DUTIES: dict[type[StartOrder], frozenset[str]] = {
-    StartPrefill: frozenset({PREFILL}),
-    StartDecode: frozenset({DECODE}),
-    StartServe: frozenset({PREFILL, DECODE}),
+DUTIES: dict[type[m.StartOrder], frozenset[str]] = {
+    m.StartPrefill: frozenset({PREFILL}),
+    m.StartDecode: frozenset({DECODE}),
+    m.StartServe: frozenset({PREFILL, DECODE}),
 }
 
 
-def blocks_to_load(order: StartOrder) -> list[BlockRef]:
+def blocks_to_load(order: m.StartOrder) -> list[m.BlockRef]:
     """Return the places of the KV of the first tokens, in order."""
-    if isinstance(order, StartDecode):
+    if isinstance(order, m.StartDecode):
         return order.blocks if order.tail is None else [*order.blocks, order.tail]
     return order.load
 
 
-def blocks_to_store(order: StartPrefill) -> list[BlockRef]:
+def blocks_to_store(order: m.StartPrefill) -> list[m.BlockRef]:
     """Return the places for the KV of the tokens after the loaded ones, in order."""
     return order.store if order.tail is None else [*order.store, order.tail]
 
 
-def job_of(start: Start, max_len: int) -> Job:
+def job_of(start: m.Start, max_len: int) -> Job:
     """Turn an order into a job. max_len: longest prompt and answer together, in tokens.
 
     Logprobs of the prompt that were sent before a preemption are not sent again.
     """
     order, body = start.order, start.body
-    decodes_only, prefills_only = isinstance(order, StartDecode), isinstance(order, StartPrefill)
+    decodes_only, prefills_only = isinstance(order, m.StartDecode), isinstance(order, m.StartPrefill)
     return Job(
         order.request_id,
         order.attempt,
@@ -56,8 +48,8 @@ def job_of(start: Start, max_len: int) -> Job:
         branch=body.branch,
         answers=[(answer.branch, answer.token_ids) for answer in body.answers],
         load=blocks_to_load(order),
-        reads=isinstance(order, StartDecode) or order.reads,
-        store=blocks_to_store(order) if isinstance(order, StartPrefill) else (),
+        reads=isinstance(order, m.StartDecode) or order.reads,
+        store=blocks_to_store(order) if isinstance(order, m.StartPrefill) else (),
         salt=body.salt or None,
         keys=body.keys,
         offers=not prefills_only and body.offers,
@@ -65,7 +57,7 @@ def job_of(start: Start, max_len: int) -> Job:
     )
 
 
-def prefetch_of(message: PrefetchTokens) -> Job:
+def prefetch_of(message: m.PrefetchTokens) -> Job:
     """Turn a hint into a job. Its branch is no answer's: a number below 0, another one for more blocks."""
     order, ids = message.order, message.token_ids
     return Job(
