@@ -194,8 +194,8 @@ def in_words(raised: Raised) -> str:
     return f"{raised.type}: {message}{place}"
 
 
-def limits_of(given: Resources, *, gpu: bool = False) -> Limits:
-    """Return the limits of one task of a lab.
+def task_child(tree: Path, driver: str, given: Resources, *, level: Level, gpu: bool) -> Child:
+    """Return a child with the limits of one task of a lab. Raises SandboxRefused.
 
     The clock runs ten times as long as the processor may: a busy machine must not cost a student points. The
     driver of a GPU maps far more memory than there is, and keeps some of it.
@@ -203,4 +203,6 @@ def limits_of(given: Resources, *, gpu: bool = False) -> Limits:
     limits = Limits(
         seconds=10.0 * given.seconds, cpu_s=given.seconds, memory_mb=given.memory_mb, tasks=given.tasks
     )
-    return replace(limits, memory_mb=4 * given.memory_mb, address_mb=1 << 24) if gpu else limits
+    if gpu:
+        limits = replace(limits, memory_mb=4 * given.memory_mb, address_mb=1 << 24)
+    return Child(tree, driver, limits, level=level, gpu=gpu, task_s=given.task_seconds)

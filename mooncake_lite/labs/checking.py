@@ -6,7 +6,6 @@ that all is well: private seeds and the report are not its business. Explained i
 
 from __future__ import annotations
 
-import hashlib
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite.errors import LabError
+from mooncake_lite.labs.child import file_digest
 from mooncake_lite.labs.gates import look_at, outside_of
 from mooncake_lite.labs.judging import Counted, Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
@@ -157,7 +157,7 @@ def _tested(root: Path, sources: dict[str, str], outcome: Outcome) -> list[str]:
     """Name each file that was tested and its digest. Raises LabError if another file was tested."""
     said = []
     for file in sources if outcome.cases else ():
-        digest = hashlib.sha256((root / file).read_bytes()).hexdigest()[:12]
+        digest = file_digest(root / file)
         tested = outcome.files.get(file)
         if tested is None:
             said.append(f"not tested {file}: it was not imported")

@@ -80,6 +80,11 @@ def load(path: str) -> Any:
     return module
 
 
+def file_digest(path: Path) -> str:
+    """Return a short digest of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
 def loaded_files() -> dict[str, str]:
     """Return {file: digest} of the modules that come from this tree."""
     root = Path.cwd()
@@ -87,9 +92,7 @@ def loaded_files() -> dict[str, str]:
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and Path(path).is_relative_to(root):
-            found[str(Path(path).relative_to(root))] = hashlib.sha256(Path(path).read_bytes()).hexdigest()[
-                :12
-            ]
+            found[str(Path(path).relative_to(root))] = file_digest(Path(path))
     return found
 
 

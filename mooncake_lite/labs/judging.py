@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import pytest
 
-from mooncake_lite.labs.asking import Child, Stopped, in_words, limits_of
+from mooncake_lite.labs.asking import Child, Stopped, in_words, task_child
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.lab import Lab, find_root, lab_in
 from mooncake_lite.labs.sandbox import Level
@@ -91,14 +91,9 @@ class Session:
     def child(self, task: str) -> Child:
         """Return the child of a task; it is started for the first question."""
         if task not in self._children:
-            limits = limits_of(self.lab.resources, gpu=self.run.gpu)
-            self._children[task] = Child(
-                Path(self.run.tree),
-                f"{self.lab.folder}/{self.lab.task(task).driver}",
-                limits,
-                level=self.run.level,
-                gpu=self.run.gpu,
-                task_s=self.lab.resources.task_seconds,
+            run, driver = self.run, f"{self.lab.folder}/{self.lab.task(task).driver}"
+            self._children[task] = task_child(
+                Path(run.tree), driver, self.lab.resources, level=run.level, gpu=run.gpu
             )
         return self._children[task]
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mooncake_lite.labs.asking import Child, Stopped, in_words, limits_of
+from mooncake_lite.labs.asking import Stopped, in_words, task_child
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.sandbox import Level
@@ -70,8 +70,7 @@ def _asked(
     tree: Path, lab: Lab, call: str, inputs: object, kind: type[T], *, level: Level, gpu: bool = False
 ) -> T:
     """Ask a child once. Raises Stopped when there is no answer."""
-    limits, task_s = limits_of(lab.resources, gpu=gpu), lab.resources.task_seconds
-    child = Child(tree, DRIVER, limits, level=level, gpu=gpu, task_s=task_s)
+    child = task_child(tree, DRIVER, lab.resources, level=level, gpu=gpu)
     try:
         said = child.ask(call, inputs, kind)
     finally:

@@ -44,10 +44,9 @@ def mutants(text: str) -> list[str]:
     function = parsed(text)
     if function is None:
         raise LabError("the region cannot be parsed")
-    made = [*_dropped_statements(function), *_changed_nodes(function)]
+    made = [function, *_dropped_statements(function), *_changed_nodes(function)]
     texts = [textwrap.indent("\n".join(map(ast.unparse, each.body)), " " * 8) + "\n" for each in made]
-    original = textwrap.indent("\n".join(map(ast.unparse, function.body)), " " * 8) + "\n"
-    return [each for each in dict.fromkeys(texts) if each != original]
+    return list(dict.fromkeys(texts))[1:]  # without the original
 
 
 def _dropped_statements(function: FunctionNode) -> Iterator[FunctionNode]:

@@ -129,7 +129,7 @@ def marked(source: str) -> dict[str, Span]:
         if verb == "begin":
             open_task, begin = task, number + 1
         else:
-            found[task] = Span(begin, number, len(line) - len(line.lstrip()))
+            found[task] = Span(begin, number, _indent(line))
             open_task = ""
     if open_task:
         raise LabError(f"# labs:begin {open_task} has no end")
@@ -226,14 +226,11 @@ def _with_comments(lines: list[str], end: int, indent: int) -> int:
 def _find_in_lines(lines: list[str], function: str) -> Span:
     """Find a body in a file that Python cannot parse: the lines that are indented more than their `def`."""
     *classes, name = function.split(".")
-    start, begin = 0, -1
+    start = 0
     for owner in classes:
         start = next((n for n, line in enumerate(lines) if re.match(rf"class {owner}\b", line)), len(lines))
-    for number in range(start, len(lines)):
-        if re.match(rf"\s*def {name}\(", lines[number]):
-            begin = number
-            break
-    if begin < 0:
+    begin = next((n for n in range(start, len(lines)) if re.match(rf"\s*def {name}\(", lines[n])), None)
+    if begin is None:
         raise LabError(f"{function} is not there; restore its first line as it was")
     outer = _indent(lines[begin])
     first = _after_docstring(lines, begin)

@@ -348,6 +348,14 @@ def possible() -> tuple[Level, str]:
     return "none", "; ".join(reasons)
 
 
+def required() -> tuple[Level, str]:
+    """Return the best level that confines, and why no better one is possible. Raises SandboxRefused."""
+    level, why = possible()
+    if level == "none":
+        raise SandboxRefused(why)
+    return level, why
+
+
 def unused_id() -> int:
     """Return a number that no account, group or process has as its id. Raises SandboxRefused."""
     with open("/proc/self/uid_map") as file:
