@@ -37,7 +37,8 @@ def commands(
 def section(path: str, command: click.Command) -> str:
     """One command: its words, its arguments, a table of its options."""
     words = inspect.cleandoc(command.help or "").replace("\b", "").replace("\f", "")
-    arguments = [param.make_metavar(click.Context(command)) for param in command.params if is_argument(param)]
+    given = [param for param in command.params if isinstance(param, click.Argument)]
+    arguments = [param.make_metavar(click.Context(command)) for param in given]
     lines = [f"## `{' '.join([path, *arguments])}`", "", words, ""]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
     if options:
@@ -45,11 +46,6 @@ def section(path: str, command: click.Command) -> str:
         lines += [row(option, click.Context(command)) for option in options]
         lines.append("")
     return "\n".join(lines)
-
-
-def is_argument(param: click.Parameter) -> bool:
-    """Whether a parameter is given by its position."""
-    return isinstance(param, click.Argument)
 
 
 def row(option: click.Option, context: click.Context) -> str:

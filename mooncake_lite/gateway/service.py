@@ -50,9 +50,8 @@ class Services:
         None: it has the server's key, or needs none.
         """
         given = headers.get("authorization", "").encode("latin-1")
-        known = [
-            _is_key(given, tenant.key) for tenant in self._tenants
-        ]  # all, so that the time tells nothing
+        # All keys are compared, so that the time tells nothing.
+        known = [_is_key(given, tenant.key) for tenant in self._tenants]
         is_servers = bool(self._api_key) and _is_key(given, self._api_key)
         if self.has_key and not is_servers and True not in known:
             raise RequestError(

@@ -33,11 +33,7 @@ def main() -> None:
     if not follow_parent(parent):
         os._exit(143)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (
-        signal.SIGINT,
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    ):  # Python's own dispositions are not for the program
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python sets them, for itself alone
         signal.signal(number, signal.SIG_DFL)
     if announce != "-":
         os.environ[announce] = str(os.getpid())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+import msgspec
 
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, UserError
@@ -341,7 +342,7 @@ def _links(as_json: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...
 
     found = links.measure(ranks, hosts, mpi_arg, profile)
     if as_json:
-        click.echo(json.dumps(links.as_dict(found), indent=2))
+        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
     else:
         links.show(found)
     return int(any(pair.error for pair in found.pairs))

@@ -6,8 +6,6 @@ Explained in docs/reference/cli.md.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from mooncake_lite.errors import ConfigError
@@ -38,12 +36,6 @@ def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: st
     module = "mooncake_lite.launch.links_program"
     data = run_ranks(wanted, module, [], BUDGET_S + START_S, profile=profile, mpirun_args=arguments)
     return msgspec.json.decode(data, type=Found)
-
-
-def as_dict(found: Found) -> dict[str, Any]:
-    """For JSON: {"hosts", "nodes", "pairs": [{"reader", "source", "path", "secondary", "latency_us",
-    "gb_per_s", "links": [...], "error"}]}."""
-    return msgspec.to_builtins(found)
 
 
 def show(found: Found) -> None:

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -36,7 +35,8 @@ def demo(faults: bool, json_file: Path | None) -> None:
     from mooncake_lite.config.progress import wide_console
 
     console = wide_console(PLAIN_WIDTH)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    # SIGTERM ends the demo as Ctrl-C does: through the code that stops the cluster.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         different, found = (_faults if faults else _questions)(console)
     except KeyboardInterrupt:
@@ -116,8 +116,3 @@ def _write(path: Path, found: dict[str, Any]) -> None:
     from mooncake_lite.config.machine import machine, signed
 
     write_out("--json", path, json.dumps(signed(machine(), found), indent=1).encode() + b"\n")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM ends the demo as Ctrl-C does: through the code that stops the cluster."""
-    raise KeyboardInterrupt

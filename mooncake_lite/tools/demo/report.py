@@ -208,7 +208,5 @@ def _said(row: Row) -> tuple[str, int, str]:
 
 def _first_difference(one: str, other: str) -> int:
     """Index of the first character that differs, or the length of the shorter text."""
-    for index, (left, right) in enumerate(zip(one, other)):
-        if left != right:
-            return index
-    return min(len(one), len(other))
+    pairs = enumerate(zip(one, other))
+    return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -10,7 +10,6 @@ import ipaddress
 import os
 import signal
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -71,11 +70,8 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
     except ChannelError as error:
         raise ConfigError(f"store master: {error}") from None
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.stop()
-
     for number in STOPS:
-        signal.signal(number, stop)
+        signal.signal(number, lambda *_: server.stop())
     address = server.endpoint.removeprefix("tcp://")
     click.echo(f"store master at {address}, leases of {default_kv_lease_ttl} ms")
     server.run()

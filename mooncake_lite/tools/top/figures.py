@@ -209,9 +209,7 @@ def _ranks(change: Change) -> list[Rank]:
     used, total = _by_rank(now, "kv_cache_pages_used"), _by_rank(now, "kv_cache_pages")
     waiting = _by_rank(now, "prefill_requests_waiting", "decode_requests_waiting")
     waiting |= _by_rank(now, "tier_reader_queued", "tier_writer_queued")
-    tokens = change.by("prefill_computed_tokens_total", "rank", "role")
-    for key, count in change.by("decode_tokens_total", "rank", "role").items():
-        tokens[key] = tokens.get(key, 0.0) + count
+    tokens = _by_rank(change, "prefill_computed_tokens_total", "decode_tokens_total")
     free = _by_rank(now, "pool_segment_free_bytes")
     for key, nbytes in _by_rank(now, "pool_segment_bytes").items():
         if key[1] == "store":
@@ -239,8 +237,8 @@ def _running(now: Sample) -> dict[tuple[str, ...], float]:
     return prefill | decode | both
 
 
-def _by_rank(sample: Sample, *names: str) -> dict[tuple[str, ...], float]:
-    """(rank, role) -> the sum of these metrics."""
+def _by_rank(sample: Sample | Change, *names: str) -> dict[tuple[str, ...], float]:
+    """(rank, role) -> the sum of these metrics, or of their growth."""
     sums: dict[tuple[str, ...], float] = {}
     for key, value in chain.from_iterable(sample.by(name, "rank", "role").items() for name in names):
         sums[key] = sums.get(key, 0.0) + value
