@@ -137,7 +137,7 @@ def results_of(
         skip = begun["number"] + 1
 
 
-class Child:
+class Child(contextlib.AbstractContextManager["Child"]):
     """A process and what it prints, on its way through files: a pipe could be held open by a grandchild."""
 
     def __init__(self, command: list[str]):
@@ -149,9 +149,6 @@ class Child:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
-
-    def __enter__(self) -> Child:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()

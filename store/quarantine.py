@@ -7,7 +7,6 @@ docs/explain/lifecycle.md.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from math import inf
 
 QUARANTINE_S = 120.0
@@ -21,7 +20,7 @@ class Quarantine:
     """The objects into whose ranges late bytes may still land, by id.
 
     _entries  object_id -> (until, writer), in the order of the times
-    _held     the same, without an end: their writer cannot be reached
+    held      the same, without an end: their writer cannot be reached
     _writers  writer -> ids of the objects that it may still write; objects without a known writer are left
               out
 
@@ -31,15 +30,15 @@ class Quarantine:
     def __init__(self, limit_s: float):
         self.limit_s = limit_s
         self._entries: OrderedDict[int, tuple[float, int | None]] = OrderedDict()
-        self._held: dict[int, int] = {}
+        self.held: dict[int, int] = {}
         self._writers: dict[int, dict[int, None]] = {}
 
     def __len__(self) -> int:
         """Return the number of objects in quarantine."""
-        return len(self._entries) + len(self._held)
+        return len(self._entries) + len(self.held)
 
     def __contains__(self, object_id: int) -> bool:
-        return object_id in self._entries or object_id in self._held
+        return object_id in self._entries or object_id in self.held
 
     def add(self, object_id: int, now: float, writer: int | None) -> None:
         """Quarantine an object until `now` + limit_s, or until this writer is lost."""
@@ -50,8 +49,8 @@ class Quarantine:
     def remove(self, object_id: int) -> None:
         """End the quarantine of an object. Raises KeyError for one that is not here."""
         writer: int | None
-        if object_id in self._held:
-            writer = self._held.pop(object_id)
+        if object_id in self.held:
+            writer = self.held.pop(object_id)
         else:
             _, writer = self._entries.pop(object_id)
         if writer is not None:
@@ -63,16 +62,11 @@ class Quarantine:
         """Return the objects that this rank may still write."""
         return list(self._writers.get(rank, ()))
 
-    @property
-    def held(self) -> Iterable[int]:
-        """Return the objects whose quarantine has no end."""
-        return self._held
-
     def hold(self, writer: int) -> None:
         """Let the quarantines because of this writer last until it is known to be dead."""
         for object_id in self.of_writer(writer):
             self._entries.pop(object_id, None)
-            self._held[object_id] = writer
+            self.held[object_id] = writer
 
     def ended(self, now: float) -> list[int]:
         """Return the objects whose time is over. They stay until `remove`."""
@@ -93,5 +87,5 @@ class Quarantine:
         assert times == sorted(times)
         by_writer = {(writer, i) for writer, ids in self._writers.items() for i in ids}
         timed = {(writer, i) for i, (_, writer) in self._entries.items() if writer is not None}
-        assert by_writer == timed | {(writer, i) for i, writer in self._held.items()}
+        assert by_writer == timed | {(writer, i) for i, writer in self.held.items()}
         assert all(self._writers.values()), "a writer of nothing"

@@ -61,14 +61,6 @@ class _Line:
         self.room = Ranking[int]()
         self.cold = Ranking[int]()
 
-    def by_room(self) -> Iterator[int]:
-        """Yield ranks, most free bytes first."""
-        return self.room.ascending()
-
-    def by_coldness(self) -> Iterator[int]:
-        """Yield ranks, the coldest first."""
-        return self.cold.ascending()
-
 
 class SegmentOrder:
     """All segments of one pool.
@@ -76,7 +68,7 @@ class SegmentOrder:
         total         the accounts of all together
         _by_rank      rank -> segment
         _numbers      rank -> its number in the order of arrival, which decides among equals
-        _changed      segments to be ranked anew; they put themselves here
+        changed       segments to be ranked anew; they put themselves here
         _lines        node -> its segments; None -> all
         _unasked      rank -> segment whose first victim may have changed since it was asked
         _until        rank -> time at which its first victim may change by itself
@@ -95,7 +87,7 @@ class SegmentOrder:
         self._coldest = coldest
         self._by_rank: dict[int, Segment] = {}
         self._numbers: dict[int, int] = {}
-        self._changed: list[Segment] = []
+        self.changed: list[Segment] = []
         self._lines: dict[int | None, _Line] = {None: _Line()}
         self._unasked: dict[int, Segment] = {}
         self._until = Ranking[int]()
@@ -104,11 +96,6 @@ class SegmentOrder:
         self._unpinned: dict[int, int] = {}
         self._places: dict[int, int] = {}
         self._next_number = 0
-
-    @property
-    def changed(self) -> list[Segment]:
-        """Return the list in which a new segment notes its changes."""
-        return self._changed
 
     def add(self, segment: Segment) -> None:
         """Add a segment."""
@@ -165,7 +152,7 @@ class SegmentOrder:
             if best.rank not in seen and best.accounts.free >= nbytes:
                 seen.add(best.rank)
                 yield best
-        for ranks in self._preferred(target, _Line.by_room):
+        for ranks in self._preferred(target, lambda line: line.room):
             for rank in ranks:
                 segment = self._by_rank[rank]
                 if segment.accounts.free < nbytes:
@@ -184,7 +171,7 @@ class SegmentOrder:
             return
         self._rank_changed()
         self._rank_cold(now)
-        orders = self._preferred(target, _Line.by_coldness)
+        orders = self._preferred(target, lambda line: line.cold)
         lines = [self._with_keys(ranks, place) for place, ranks in enumerate(orders)]
         heads = [next(line, END) for line in lines]
         seen = set(target.without)
@@ -223,14 +210,14 @@ class SegmentOrder:
         """Return the segment with the most free bytes, of this node or of all."""
         return self._by_rank[self._lines[node].room.first()]
 
-    def _preferred(self, target: Target, order: Callable[[_Line], Iterator[int]]) -> list[Iterable[int]]:
+    def _preferred(self, target: Target, order: Callable[[_Line], Ranking[int]]) -> list[Iterable[int]]:
         """Return ranks in up to three orders, the most preferred first: `first`, those of the node, all."""
         orders: list[Iterable[int]] = []
         if target.first in self._by_rank:
             orders.append([target.first])
         if target.node is not None and target.node in self._lines:
-            orders.append(order(self._lines[target.node]))
-        orders.append(order(self._lines[None]))
+            orders.append(order(self._lines[target.node]).ascending())
+        orders.append(order(self._lines[None]).ascending())
         return orders
 
     def _with_keys(self, ranks: Iterable[int], preference: int) -> Iterator[_Key]:
@@ -246,7 +233,7 @@ class SegmentOrder:
 
     def _rank_changed(self) -> None:
         """Rank the segments that have changed."""
-        for segment in self._changed:
+        for segment in self.changed:
             segment.is_changed = False
             rank, accounts = segment.rank, segment.accounts
             self._unasked[rank] = segment
@@ -257,7 +244,7 @@ class SegmentOrder:
                     line.room.rank(rank, key)
             if self._unpinned[rank] != accounts.capacity - accounts.pinned:
                 self._note_unpinned(rank, accounts.capacity - accounts.pinned)
-        self._changed.clear()
+        self.changed.clear()
 
     def _note_unpinned(self, rank: int, nbytes: int) -> None:
         before, self._unpinned[rank] = self._unpinned[rank], nbytes
@@ -287,9 +274,9 @@ class SegmentOrder:
         total = Accounts()
         for segment in self._by_rank.values():
             total.add(segment.accounts)
-            assert segment.is_changed == (segment in self._changed)
+            assert segment.is_changed == (segment in self.changed)
         assert total == self.total
-        assert len(self._changed) == len({segment.rank for segment in self._changed})
+        assert len(self.changed) == len({segment.rank for segment in self.changed})
         for rank, segment in self._by_rank.items():
             if not segment.is_changed:
                 self._check_ranked(rank, segment)
@@ -311,4 +298,4 @@ class SegmentOrder:
                 assert rank not in line.cold, f"segment {rank} has nothing to evict"
             else:
                 assert line.cold.key(rank) == (found.soft_pinned, found.last_use_s, number)
-        assert len(self._lines[None].room) + len(self._changed) >= len(self._by_rank)
+        assert len(self._lines[None].room) + len(self.changed) >= len(self._by_rank)

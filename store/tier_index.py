@@ -6,7 +6,7 @@ Explained in docs/reference/hdf5-tier.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from store.objects import BlockRemoved, BlockStored, Hit
 
@@ -18,6 +18,9 @@ class TierIndex:
         _saving  key -> (rank, digest): handed to the rank's writer, not durable yet
         counts   rank -> number of keys in its tier
 
+        get      the function key -> (digest, hits) or None: the dictionary's own method, because every
+                 lookup calls it for each block
+
     Invariant: hits are never empty; counts agree with them.
     """
 
@@ -25,19 +28,12 @@ class TierIndex:
         self.block_nbytes = block_nbytes
         self.counts: dict[int, int] = {}
         self._held: dict[int, tuple[int, tuple[Hit, ...]]] = {}
+        self.get = self._held.get
         self._saving: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         """Return the number of distinct keys that tiers hold."""
         return len(self._held)
-
-    @property
-    def get(self) -> Callable[[int], tuple[int, tuple[Hit, ...]] | None]:
-        """Return the function key -> (digest, hits) or None.
-
-        It is the dictionary's own method, because every lookup calls it for each block.
-        """
-        return self._held.get
 
     def places(self) -> set[tuple[int, int, str]]:
         """Return (key, rank, "ssd") of every block that a tier holds."""

@@ -99,25 +99,23 @@ def _bound(socket: zmq.Socket, endpoint: str, max_bytes: int) -> None:
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
 
 
-class _Channel:
-    """The common part of Hub and Spoke: waking, polling, counting. One thread owns it, except wake()."""
+class _Channel(contextlib.AbstractContextManager[Any]):
+    """The common part of Hub and Spoke: waking, polling, counting. One thread owns it, except wake().
+
+    context   for channels that live as long as this one and share its I/O thread
+    """
 
     def __init__(self, decoder: Decoder, max_send_bytes: int, context: zmq.Context | None):
         self.counters = Counters()
         self._decoder = decoder
         self._max_send_bytes = max_send_bytes
         self._owns_context = context is None
-        self._context = context or zmq.Context()
+        self.context = context or zmq.Context()
         self._waker = Waker()
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
         self._sockets: list[zmq.Socket] = []
         self.closed = False
-
-    @property
-    def context(self) -> zmq.Context:
-        """Return the context, for channels that live as long as this one and share its I/O thread."""
-        return self._context
 
     def wake(self) -> None:
         """Make receive() return. The one method that any thread may call."""
@@ -167,11 +165,8 @@ class _Channel:
         for socket in self._sockets:
             socket.close()
         if self._owns_context:
-            self._context.term()
+            self.context.term()
         self._waker.close()
-
-    def __enter__(self) -> Any:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -232,7 +227,7 @@ class Hub(_Channel):
             return self._routers[scheme]
         if scheme == "tcp" and self._curve is not None:
             self._open_door()
-        router = self._routers[scheme] = self._context.socket(zmq.ROUTER)
+        router = self._routers[scheme] = self.context.socket(zmq.ROUTER)
         self._sockets.append(router)
         _bound(router, endpoint, self._decoder.max_bytes)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -246,7 +241,7 @@ class Hub(_Channel):
 
     def _open_door(self) -> None:
         """Open the socket on which the context asks whether to accept a peer (RFC 27, ZAP)."""
-        self._door = self._context.socket(zmq.REP)
+        self._door = self.context.socket(zmq.REP)
         self._sockets.append(self._door)
         self._door.setsockopt(zmq.LINGER, 0)
         self._door.bind("inproc://zeromq.zap.01")
@@ -377,7 +372,7 @@ class Spoke(_Channel):
 
     def _connect(self) -> None:
         endpoint, identity, curve = self.endpoint, self._identity, self._curve
-        socket = self._socket = self._context.socket(zmq.DEALER)
+        socket = self._socket = self.context.socket(zmq.DEALER)
         self._sockets.append(socket)
         _bound(socket, endpoint, self._decoder.max_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)

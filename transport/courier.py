@@ -68,7 +68,6 @@ class Courier:
         lent: LentBuffers,
         others: Collection[int],
         stall_s: float,
-        address: str,
         ended: Ended,
         on_fatal: OnFatal | None = None,
     ):
@@ -87,10 +86,10 @@ class Courier:
         self._moved_s = 0.0
         self._closed_s = 0.0
         self._helping_until_s = 0.0
-        self._connect(others, address)
+        self._connect(others)
         self._thread = start_thread("courier", self._run, on_death=self._die, on_fatal=on_fatal)
 
-    def _connect(self, others: Collection[int], address: str) -> None:
+    def _connect(self, others: Collection[int]) -> None:
         """Bind, and exchange endpoints and keys over MPI."""
         world = self._world
         first = CurveKeys.generate().to_bytes() if world.rank == 0 else None
@@ -98,7 +97,7 @@ class Courier:
         names = {str(rank) for rank in others}
         decoder = Decoder(say.ANY_MESSAGE, say.MESSAGE_BYTES)
         away = [world.hostnames[rank] for rank in others if world.node_of[rank] != world.node_of[world.rank]]
-        bind = tcp_endpoint(reachable_address(away, address) if away else "127.0.0.1", "*")
+        bind = tcp_endpoint(reachable_address(away) if away else "127.0.0.1", "*")
         self._hub = Hub([bind], decoder, curve, may_join=names.__contains__)
         mine = msgspec.msgpack.encode([self._hub.endpoints[0], curve.server_public])
         cards = [msgspec.msgpack.decode(card, type=tuple[str, str]) for card in world.allgather_bytes(mine)]

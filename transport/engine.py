@@ -49,7 +49,6 @@ class TransferEngine:
     segment_bytes   of segment 0, which may be 0; it begins zeroed
     stall_s         between nodes: a transfer in which nothing moves for this long is tried once more, over
                     another path if there is one, then reported as TransferTimeout
-    address         of this host for other nodes; found by itself when empty
     path            one of PATHS for all other ranks; else the environment's FORCED; else the fastest one
     on_fatal        called when a thread of the engine dies, after its transfers have failed; without it they
                     fail, and the program continues
@@ -64,7 +63,6 @@ class TransferEngine:
         segment_bytes: int,
         *,
         stall_s: float = 5.0,
-        address: str = "",
         path: str = "",
         on_fatal: OnFatal | None = None,
     ):
@@ -91,7 +89,7 @@ class TransferEngine:
         self._lent.expose(0, self._segments.local)
         # Memory that this process reaches by itself: of all ranks of the node, unless a path is forced.
         self._near = self._segments.views if path in ("", "shared") else {world.rank: self._segments.local}
-        self._remote = Remote(world, self._lent, self._near, path, stall_s, address, on_fatal)
+        self._remote = Remote(world, self._lent, self._near, path, stall_s, on_fatal)
 
     # ------------------------------------------------------------------ what is where
 

@@ -43,19 +43,15 @@ class Lent:
 class LentBuffers:
     """Segments by number. Any thread may call anything.
 
-    served      bytes that others have "read" and "written"; counted when a transfer has ended
+    queued_bytes   of all requested transfers that have not ended
+    served         bytes that others have "read" and "written"; counted when a transfer has ended
     """
 
     def __init__(self) -> None:
         self._segments: dict[int, Lent] = {}
         self._changed = threading.Condition()
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._served = {"read": 0, "written": 0}
-
-    @property
-    def queued_bytes(self) -> int:
-        """Return the bytes of all requested transfers that have not ended."""
-        return self._queued_bytes
 
     @property
     def served(self) -> dict[str, int]:
@@ -134,7 +130,7 @@ class LentBuffers:
             views = [lent.view[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
             loan = Loan(lent, views, sum(lengths), is_read, cut)
             lent.loans.append(loan)
-            self._queued_bytes += loan.nbytes
+            self.queued_bytes += loan.nbytes
             return loan
 
     def give_back(self, loan: Loan, served: bool) -> None:
@@ -143,7 +139,7 @@ class LentBuffers:
             if loan not in loan.lent.loans:
                 return
             loan.lent.loans.remove(loan)
-            self._queued_bytes -= loan.nbytes
+            self.queued_bytes -= loan.nbytes
             if served:
                 self._served["read" if loan.is_read else "written"] += loan.nbytes
             self._changed.notify_all()
@@ -152,6 +148,6 @@ class LentBuffers:
         """Assert that the counters agree with the loans (tests)."""
         with self._changed:
             loans = [loan for lent in self._segments.values() for loan in lent.loans]
-            assert sum(loan.nbytes for loan in loans) <= self._queued_bytes
+            assert sum(loan.nbytes for loan in loans) <= self.queued_bytes
             assert all(loan.lent in self._segments.values() for loan in loans)
             assert len(self._segments) <= MAX_SEGMENTS

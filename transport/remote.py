@@ -85,7 +85,6 @@ class Remote:
         near: Container[int],
         forced: str,
         stall_s: float,
-        address: str,
         on_fatal: OnFatal | None = None,
     ):
         self._world, self._forced, self._on_fatal = world, forced, on_fatal
@@ -96,7 +95,7 @@ class Remote:
         self._moved: Counter[Way] = Counter()
         self._courier: Courier | None = None
         # On one node too: registered buffers can be reached over nothing else.
-        self.sockets = SocketPath(world, lent, stall_s, address, self._ended, on_fatal)
+        self.sockets = SocketPath(world, lent, stall_s, self._ended, on_fatal)
         self._paths: dict[str, Path] = {"sockets": self.sockets}
         self._one_sided: OneSided | None = None
         self._measuring = False
@@ -104,7 +103,7 @@ class Remote:
         if others and forced != "sockets":
             from transport.courier import Courier
 
-            self._courier = Courier(world, lent, others, stall_s, address, self._ended, on_fatal)
+            self._courier = Courier(world, lent, others, stall_s, self._ended, on_fatal)
             self._paths["two_sided"] = self._courier
         if forced == "one_sided" or not (forced or world.one_node):
             self._open_windows(lent, stall_s)

@@ -223,7 +223,6 @@ class SocketPath:
 
     lent        the buffers that other ranks may ask for
     stall_s     a piece takes no longer than this, plus its time at SLOWEST_BYTES_PER_S
-    address     of this host for other nodes; found by itself when empty; loopback on a single node
     ended       called on a lane's thread with each job and how it ended
     on_fatal    called when a thread of this path dies, after its jobs have failed
 
@@ -235,7 +234,6 @@ class SocketPath:
         world: World,
         lent: LentBuffers,
         stall_s: float,
-        address: str,
         ended: Ended,
         on_fatal: OnFatal | None = None,
     ):
@@ -244,7 +242,7 @@ class SocketPath:
         self._ended = ended
         node = world.node_of[world.rank]
         away = [world.hostnames[rank] for rank in range(world.size) if world.node_of[rank] != node]
-        here = reachable_address(away, address) if away else "127.0.0.1"
+        here = reachable_address(away) if away else "127.0.0.1"
         self.secret = world.bcast_bytes(secrets.token_bytes(32) if world.rank == 0 else None)
         self.server = BytesServer(self.secret, here, lent=lent, on_fatal=on_fatal)
         cards = world.allgather_bytes(msgspec.msgpack.encode(self.server.address))

@@ -116,7 +116,7 @@ def usage(first: int) -> Usage:
     return Usage(sum(threads for _, threads, _ in found), pages * os.sysconf("SC_PAGE_SIZE"))
 
 
-class Confined:
+class Confined(contextlib.AbstractContextManager["Confined"]):
     """A running program. Use it as a context manager: at the end nothing of it runs any more.
 
     process   the Popen of the launcher, whose pipes are those of the program
@@ -164,9 +164,6 @@ class Confined:
             raise
         finally:
             os.close(told)
-
-    def __enter__(self) -> Confined:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.end()

@@ -50,6 +50,7 @@ class Tracer:
     """Writes the events of one process. Any thread may add events.
 
     number      of the process: its rank, or the number after the last rank
+    now_ns      reads this host's clock
     ahead_ns    what is added to this host's clock to get that of rank 0's host
     problem     why the trace has ended early, or ""
     dropped     events that came after that end
@@ -74,7 +75,7 @@ class Tracer:
         self._sink = sink
         self._limit_nbytes = limit_nbytes
         self._ahead_ns = ahead_ns
-        self._clock = clock
+        self.now_ns = clock
         self._lock = threading.Lock()
         self._encoder = msgspec.json.Encoder()
         self._buffer = bytearray()
@@ -85,10 +86,6 @@ class Tracer:
         self._ended = False
         self._meta("process_name", 0, {"name": name})
         self._meta("process_sort_index", 0, {"sort_index": number})
-
-    def now_ns(self) -> int:
-        """Read this host's clock."""
-        return self._clock()
 
     # ------------------------------------------------------------------------------ events
 
@@ -136,7 +133,7 @@ class Tracer:
 
     def flush_when_due(self) -> None:
         """Pass events to the sink if there are many, or if the last time was half a second ago."""
-        due = self._clock() - self._flushed_ns > FLUSH_S * 1e9
+        due = self.now_ns() - self._flushed_ns > FLUSH_S * 1e9
         if len(self._buffer) >= FLUSH_NBYTES or (due and self._buffer):
             self.flush()
 
@@ -148,7 +145,7 @@ class Tracer:
     def close(self) -> None:
         """End all open slices, say how many events were dropped, and write the rest. May be called twice."""
         with self._lock:
-            self._end(self._clock())
+            self._end(self.now_ns())
             if self.dropped:
                 text = f"{self.dropped} events dropped: {self.problem}"
                 self._put(self._event("M", 0) | {"name": "process_labels", "args": {"labels": text}})
@@ -185,7 +182,7 @@ class Tracer:
 
     def _fail(self, why: str) -> None:
         self.problem = why
-        now_ns = self._clock()
+        now_ns = self.now_ns()
         self._put(
             self._event("i", 0, now_ns) | {"s": "p", "name": "the trace ends here", "args": {"why": why}}
         )
@@ -202,7 +199,7 @@ class Tracer:
 
     def _flush(self) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
-        self._flushed_ns = self._clock()
+        self._flushed_ns = self.now_ns()
         if not data:
             return
         try:

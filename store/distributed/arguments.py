@@ -26,9 +26,7 @@ def checked_name(text: Any, argument: str = "key") -> str:
 
 def checked_names(texts: Any, argument: str = "keys") -> list[str]:
     """Check each value of a list. Raises TypeError."""
-    if not isinstance(texts, list | tuple):
-        raise TypeError(f"{argument} must be a list of str, not {type(texts).__name__}")
-    return [checked_name(text, f"an item of {argument}") for text in texts]
+    return [checked_name(text, f"an item of {argument}") for text in _checked_list(argument, texts, "str")]
 
 
 def is_usable(name: str) -> bool:
@@ -48,9 +46,7 @@ def checked_number(name: str, value: Any) -> int:
 
 def checked_numbers(name: str, values: Any) -> list[int]:
     """Check each value of a list. Raises TypeError."""
-    if not isinstance(values, list | tuple):
-        raise TypeError(f"{name} must be a list of integers, not {type(values).__name__}")
-    return [checked_number(name, value) for value in values]
+    return [checked_number(name, value) for value in _checked_list(name, values, "integers")]
 
 
 def as_view(value: Any) -> memoryview:
@@ -72,9 +68,13 @@ def as_view(value: Any) -> memoryview:
 
 def as_views(values: Any) -> list[memoryview]:
     """Return `as_view` of each buffer of a list. Raises TypeError."""
+    return [as_view(value) for value in _checked_list("values", values, "buffers")]
+
+
+def _checked_list(name: str, values: Any, kind: str) -> Sequence[Any]:
     if not isinstance(values, list | tuple):
-        raise TypeError(f"values must be a list of buffers, not {type(values).__name__}")
-    return [as_view(value) for value in values]
+        raise TypeError(f"{name} must be a list of {kind}, not {type(values).__name__}")
+    return values
 
 
 def wish_of(config: ReplicateConfig | None) -> Wish | None:

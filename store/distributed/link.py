@@ -46,6 +46,7 @@ class Link:
     curve      keys of both sides; without, the address must be of this machine
 
     late       called with the answers to abandoned requests: after the limit, or after a signal
+    is_over    no answer will ever come: the master has ended, or has forgotten this client
 
     _then      called with the answer to the open request; None: none is open
     _is_sent   False: that request was interrupted while it was sent
@@ -57,7 +58,7 @@ class Link:
     def __init__(self, address: str, curve: CurveKeys | None):
         self._lock = threading.RLock()  # a signal handler may close in the middle of a question
         self._call = 0
-        self._lost = False
+        self.is_over = False
         self._pidfd = -1
         self._line: Line | None = None
         self.late: Callable[[Any], None] = lambda reply: None
@@ -84,11 +85,6 @@ class Link:
             self.close()
             raise
 
-    @property
-    def is_over(self) -> bool:
-        """Tell whether no answer will ever come: the master has ended, or has forgotten this client."""
-        return self._lost
-
     def watch(self, pid: int) -> None:
         """Watch the master, a process of this machine: its end ends all waiting."""
         with contextlib.suppress(OSError):
@@ -107,7 +103,7 @@ class Link:
         BAD_PARAMETERS when the request is too large; the master's code when it cannot answer.
         """
         with self._lock:
-            if self._lost:
+            if self.is_over:
                 raise CodeError(NO_MASTER, "the master is gone")
             if self._then is not None:
                 self._collect(limit_s)
@@ -122,7 +118,7 @@ class Link:
         if type(reply) is say.Failed:
             raise CodeError(reply.code, "the master cannot answer")
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
-            self._lost = True
+            self.is_over = True
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")
         return reply
 
@@ -153,7 +149,7 @@ class Link:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._lost:
+            if self.is_over:
                 raise CodeError(NO_MASTER, "the master is gone")
             if self._then is not None and self._line is not None and self._line.is_ready():
                 self._collect(CALL_S)
@@ -180,7 +176,7 @@ class Link:
             self._then = None
             raise CodeError(BAD_PARAMETERS, str(error)) from None
         except ChannelError as error:
-            self._lost = True
+            self.is_over = True
             raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
         self._is_sent = True
 
@@ -189,12 +185,12 @@ class Link:
         deadline = time.monotonic() + limit_s
         while True:
             if not line.is_ready(max(0.0, deadline - time.monotonic())):
-                self._lost = time.monotonic() - self._sent_s > GIVE_UP_S
+                self.is_over = time.monotonic() - self._sent_s > GIVE_UP_S
                 raise CodeError(NO_MASTER, f"the master has not answered within {limit_s:.0f} s")
             try:
                 reply = line.receive(limit_s)
             except (ChannelError, WireError) as error:  # after it, whose answer comes next is not known
-                self._lost = True
+                self.is_over = True
                 raise CodeError(NO_MASTER, f"the master is gone: {error}") from None
             if reply.call == self._call:
                 return reply
@@ -214,7 +210,7 @@ class Link:
                     return message
                 self.late(message)
             if self._master_ended():
-                self._lost = True
+                self.is_over = True
                 raise CodeError(NO_MASTER, "the master's process has ended")
         raise CodeError(NO_MASTER, f"the master has not answered within {limit_s:.0f} s")
 
@@ -228,7 +224,7 @@ class Link:
     def close(self) -> None:
         """End the connection, after calls under way; later ones fail. May be called twice."""
         with self._lock:
-            self._lost = True
+            self.is_over = True
             self._spoke.close()
             if self._line is not None:
                 self._line.close()

@@ -152,7 +152,7 @@ def courier(ends: Ends) -> Iterator[Courier]:
         bcast_bytes=lambda data: data,
         allgather_bytes=lambda data: [data, data],
     )
-    courier = Courier(world, LentBuffers(), [PEER], LIMIT_S, "", ends.ended, ends.on_fatal)
+    courier = Courier(world, LentBuffers(), [PEER], LIMIT_S, ends.ended, ends.on_fatal)
     courier._send = lambda rank, message: None  # type: ignore[method-assign]
     yield courier
     courier.close()
@@ -226,7 +226,7 @@ def test_a_lane_fails_the_piece_in_hand_and_serves_the_next_job(ends: Ends, op: 
     )
     lent = LentBuffers()
     lent.expose(0, bytearray(100))
-    path = SocketPath(world, lent, LIMIT_S, "", ends.ended, ends.on_fatal)
+    path = SocketPath(world, lent, LIMIT_S, ends.ended, ends.on_fatal)
     lane = path._lane(PEER)
     lane._connected = boom  # type: ignore[method-assign]
     path.start(job_of(op))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +23,7 @@ from mooncake_lite.engine.runner import Runner
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
 from mooncake_lite.model.sizes import block_layout
-from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, answers, started
+from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, started
 from mooncake_lite.tools.bench.engine_sides import Ours, random_prompts
 from mooncake_lite.tools.bench.result import Other, Row
 from mooncake_lite.tools.client import TRACED
@@ -48,17 +48,10 @@ def storing(folder: Path, vocab: int, tokens: int, runs: int) -> list[Row]:
     """
     stores: dict[str, list[float]] = {form: [] for form in FORMS}
     gaps: dict[str, list[float]] = {form: [] for form in FORMS}
-    common = [str(folder), *FOUR_RANKS, "--max-model-len", str(tokens + 8)]
-    with ExitStack() as stack:
-        ports = {form: stack.enter_context(started([*common, *flags])).port for form, flags in FORMS.items()}
-        for turn in range(-1, runs):
-            for form, port in ports.items():
-                (prompt,) = random_prompts(1, tokens, vocab, seed=turn)
-                (reply,) = answers(port, [Ask(0.0, prompt, 2, TRACED)])
-                if turn >= 0:  # the first prompt writes every page of memory for the first time
-                    spans = {span["stage"]: span["seconds"] for span in reply.trace["spans"]}
-                    stores[form].append(1e3 * spans["store"])
-                    gaps[form].append(1e3 * (reply.times[1] - reply.times[0]))
+    for form, reply in _in_turns(FORMS, [str(folder), *FOUR_RANKS], vocab, tokens, runs, TRACED):
+        spans = {span["stage"]: span["seconds"] for span in reply.trace["spans"]}
+        stores[form].append(1e3 * spans["store"])
+        gaps[form].append(1e3 * (reply.times[1] - reply.times[0]))
     rows = []
     for form in FORMS:
         if form != WHOLE:
@@ -74,21 +67,33 @@ def pipeline(folder: Path, vocab: int, tokens: int, runs: int) -> Row:
 
     The limit is half the time of one rank. Raises ClusterError.
     """
-    common = [str(folder), "--threads", "1", "--max-model-len", str(tokens + 8)]
-    forms = {1: (), 2: ("--prefill", "2", "--pipeline-parallel-size", "2")}
-    found: dict[int, list[float]] = {stages: [] for stages in forms}
-    with ExitStack() as stack:
-        ports = {
-            stages: stack.enter_context(started([*common, *flags])).port for stages, flags in forms.items()
-        }
-        for turn in range(-1, runs):
-            for stages, port in ports.items():
-                (reply,) = answers(port, [Ask(0.0, random_prompts(1, tokens, vocab, seed=turn)[0], 2)])
-                if turn >= 0:
-                    found[stages].append(1e3 * reply.ttft_s)
-    one, two = (statistics.median(found[stages]) for stages in forms)
+    forms = {"one rank": (), "two ranks": ("--prefill", "2", "--pipeline-parallel-size", "2")}
+    found: dict[str, list[float]] = {form: [] for form in forms}
+    for form, reply in _in_turns(forms, [str(folder), "--threads", "1"], vocab, tokens, runs, {}):
+        found[form].append(1e3 * reply.ttft_s)
+    one, two = map(statistics.median, found.values())
     name = f"to the first token, two ranks in a pipeline: {tokens:,} tokens"
     return Row(name, "ms", two, Other("one rank", one), Other("half of it", one / 2), runs)
+
+
+def _in_turns(
+    forms: Mapping[str, Sequence[str]],
+    common: Sequence[str],
+    vocab: int,
+    tokens: int,
+    runs: int,
+    headers: Mapping[str, str],
+) -> Iterator[tuple[str, Reply]]:
+    """Start one cluster with the flags of each form, and ask them in turns; yield (form, reply)."""
+    common = [*common, "--max-model-len", str(tokens + 8)]
+    with ExitStack() as stack:
+        ports = {form: stack.enter_context(started([*common, *flags])).port for form, flags in forms.items()}
+        for turn in range(-1, runs):
+            for form, port in ports.items():
+                (prompt,) = random_prompts(1, tokens, vocab, seed=turn)
+                (reply,) = answers(port, [Ask(0.0, prompt, 2, headers)])
+                if turn >= 0:  # the first prompt writes every page of memory for the first time
+                    yield form, reply
 
 
 class SlowTransfers:
