@@ -16,17 +16,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from store import errors
 from store.compaction import Compaction, worth_rewriting
-from store.errors import (
-    BadBlock,
-    BlockMissing,
-    LayoutError,
-    SegmentFileError,
-    TierError,
-    TierFolderError,
-    TierPaused,
-    TierWriteError,
-)
 from store.layout import BlockLayout, as_bytes
 from store.sealed_set import SealedSet
 from store.segment_file import MAX_FINGERPRINT_NBYTES, SealedFile, open_sealed
@@ -54,9 +45,9 @@ def _fingerprint_bytes(text: str) -> bytes:
     try:
         fingerprint = bytes.fromhex(text)
     except ValueError:
-        raise TierError(f"the fingerprint {text!r} is not hexadecimal") from None
+        raise errors.TierError(f"the fingerprint {text!r} is not hexadecimal") from None
     if len(fingerprint) > MAX_FINGERPRINT_NBYTES:
-        raise TierError(f"a fingerprint of {len(fingerprint)} B; at most {MAX_FINGERPRINT_NBYTES} fit")
+        raise errors.TierError(f"a fingerprint of {len(fingerprint)} B; at most {MAX_FINGERPRINT_NBYTES} fit")
     return fingerprint
 
 
@@ -82,7 +73,7 @@ class HDF5Tier:
         seal_after_s: float = SEAL_AFTER_S,
     ):
         if capacity_bytes < file_nbytes(layout, 1):
-            raise TierError(
+            raise errors.TierError(
                 f"a tier of {capacity_bytes} B holds no block of {layout.nbytes} B; "
                 f"raise it to at least {file_nbytes(layout, 1)} B"
             )
@@ -112,7 +103,7 @@ class HDF5Tier:
         except BaseException as error:
             self._release_folders()
             if isinstance(error, OSError):
-                raise TierFolderError(folder, f"cannot be read: {error.strerror}") from None
+                raise errors.TierFolderError(folder, f"cannot be read: {error.strerror}") from None
             raise
         self._sealed.evict_to(capacity_bytes)
 
@@ -159,19 +150,19 @@ class HDF5Tier:
         """
         view = as_bytes(out, self.layout.nbytes)
         if view.readonly:
-            raise LayoutError("a block cannot be loaded into a read-only buffer")
+            raise errors.LayoutError("a block cannot be loaded into a read-only buffer")
         try:
             file, row = self._sealed.acquire(key, digest)
             try:
                 sums = file.read_block(row, view)
             finally:
                 self._sealed.give_back(file)
-        except BadBlock:
+        except errors.BadBlock:
             self.forget([key])
             self.counters["bad_blocks"] += 1
             raise
         except OSError:  # of this process, not of the block, which stays
-            raise BlockMissing(key) from None
+            raise errors.BlockMissing(key) from None
         self.counters["blocks_loaded"] += 1
         self.counters["bytes_loaded"] += len(view)
         return sums
@@ -189,17 +180,17 @@ class HDF5Tier:
         TierWriteError when it cannot be written, which costs this block alone.
         """
         if not (0 <= key < 1 << 64 and 0 <= digest < 1 << 64):
-            raise LayoutError(f"key {key} and digest {digest} of a block are u64")
+            raise errors.LayoutError(f"key {key} and digest {digest} of a block are u64")
         view = as_bytes(block, self.layout.nbytes)
         if self.layout.checksums(view) != list(checksums):
             self.counters["bad_blocks"] += 1
-            raise BadBlock(key, "DRAM", "checksums differ from those of put_end")
+            raise errors.BadBlock(key, "DRAM", "checksums differ from those of put_end")
         if key in self._sealed:
             return False
         if self._writer is not None and key in self._open_keys:
             return True
         if now < self._retry_at:
-            raise TierPaused(f"waiting {self._retry_at - now:.1f} s after the last failure")
+            raise errors.TierPaused(f"waiting {self._retry_at - now:.1f} s after the last failure")
         try:
             self._make_room()
             if self._writer is None:
@@ -210,7 +201,7 @@ class HDF5Tier:
         except OSError as error:
             self.counters["write_errors"] += 1
             self._retry_at = now + RETRY_AFTER_S
-            raise TierWriteError(_reason(error)) from None
+            raise errors.TierWriteError(_reason(error)) from None
         self._open_keys.add(key)
         self.counters["blocks_written"] += 1
         self.counters["bytes_written"] += len(view)
@@ -250,9 +241,9 @@ class HDF5Tier:
         started = time.monotonic()
         try:
             file = self._made_durable(writer, self._writer_number)
-        except (OSError, SegmentFileError) as error:
+        except (OSError, errors.SegmentFileError) as error:
             self.counters["write_errors"] += 1
-            raise TierWriteError(_reason(error), tuple(writer.keys)) from None
+            raise errors.TierWriteError(_reason(error), tuple(writer.keys)) from None
         self._seal_s_per_byte = (time.monotonic() - started) / writer.nbytes
         self.counters["files_sealed"] += 1
         self._sealed.serve(file, new=True)
@@ -277,7 +268,7 @@ class HDF5Tier:
         except OSError as error:
             self.counters["write_errors"] += 1
             if not self._sealed.delete_for_good([file for file, _, _ in copies]):
-                raise TierWriteError(_reason(error)) from None
+                raise errors.TierWriteError(_reason(error)) from None
         self._sealed.delete_empty()
         self._removals.prune(self._sealed.files())
         self._discard_unsealed(wanted)
@@ -300,10 +291,10 @@ class HDF5Tier:
             if not copied:
                 self._finish_compaction(self._compaction)
                 return self.layout.nbytes  # the seal was something to do
-        except (OSError, SegmentFileError) as error:
+        except (OSError, errors.SegmentFileError) as error:
             self._end_compaction()
             self.counters["write_errors"] += 1
-            raise TierWriteError(_reason(error)) from None
+            raise errors.TierWriteError(_reason(error)) from None
         self.counters["bytes_compacted"] += copied
         return copied
 
@@ -343,7 +334,7 @@ class HDF5Tier:
         try:
             file = writer.seal(number)
             self._folders[0].sync()
-        except (OSError, SegmentFileError):
+        except (OSError, errors.SegmentFileError):
             writer.abandon()
             with suppress(OSError):
                 writer.path.unlink(missing_ok=True)
@@ -355,16 +346,16 @@ class HDF5Tier:
         if self._compaction is not None:
             try:
                 self._compaction.discard(keys)
-            except (OSError, SegmentFileError):
+            except (OSError, errors.SegmentFileError):
                 self._end_compaction()
         for key in keys & self._open_keys:
             assert self._writer is not None
             try:
                 self._writer.discard(key)
-            except (OSError, SegmentFileError) as error:
+            except (OSError, errors.SegmentFileError) as error:
                 writer, self._writer, self._open_keys = self._writer, None, set()
                 writer.abandon()
-                raise TierWriteError(_reason(error), tuple(writer.keys)) from None
+                raise errors.TierWriteError(_reason(error), tuple(writer.keys)) from None
             self._open_keys.discard(key)
 
     def _start_compaction(self, merge_small: bool) -> bool:
@@ -407,7 +398,7 @@ class HDF5Tier:
         for _, number, path, folder in sorted(found, key=lambda item: item[:2]):
             try:
                 file = open_sealed(path, number, self.layout, self._fingerprint)
-            except (SegmentFileError, OSError) as error:
+            except (errors.SegmentFileError, OSError) as error:
                 self.counters["files_bad"] += 1
                 self.notes.append(f"tier file {path} set aside as .bad: {_reason(error)}")
                 with suppress(OSError):  # then it stays, and is passed over at each start
@@ -430,7 +421,7 @@ class HDF5Tier:
 
 def _reason(error: Exception) -> str:
     """Return one line that says what happened."""
-    if isinstance(error, SegmentFileError):
+    if isinstance(error, errors.SegmentFileError):
         return error.reason
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -15,17 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from transport import errors
 from transport import requests as say
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import CurveKeys, Hub, Spoke
-from transport.errors import (
-    PeerLost,
-    TransferCancelled,
-    TransferError,
-    TransferRefused,
-    TransferTimeout,
-    why_over,
-)
 from transport.exchange import Exchange, Key
 from transport.jobs import MAX_RANGES, Ended, TransferJob
 from transport.lent import LentBuffers
@@ -206,7 +199,7 @@ class Courier:
                     self._advance(key, exchange, now)
         for key, exchange in list(self._exchanges.items()):
             if now - exchange.touched_s > self._stall_s and exchange.error is None:
-                self._fail(key, TransferTimeout(self._stalled(exchange), exchange.rank))
+                self._fail(key, errors.TransferTimeout(self._stalled(exchange), exchange.rank))
         self._kept = [entry for entry in self._kept if not self._is_over(entry[0])]
 
     def _advance(self, key: Key, exchange: Exchange, now: float) -> None:
@@ -237,7 +230,7 @@ class Courier:
         if error.Get_error_class() == getattr(self._world.mpi, "ERR_PROC_FAILED", None):
             self._lose(rank, "MPI reports that its process failed")
         else:
-            self._fail(key, TransferError(f"MPI with rank {rank}: {error.Get_error_string()}", rank))
+            self._fail(key, errors.TransferError(f"MPI with rank {rank}: {error.Get_error_string()}", rank))
 
     def _stalled(self, exchange: Exchange) -> str:
         return f"{exchange.op} with rank {exchange.rank}: nothing moved for {self._stall_s:g} s"
@@ -246,13 +239,13 @@ class Courier:
 
     def _ask(self, job: TransferJob, now: float) -> None:
         if self._over:
-            self._ended(job, why_over(job.rank, self._dead), True)
+            self._ended(job, errors.why_over(job.rank, self._dead), True)
             return
         if job.rank in self._lost:
-            self._ended(job, PeerLost(job.rank, self._lost[job.rank]), False)
+            self._ended(job, errors.PeerLost(job.rank, self._lost[job.rank]), False)
             return
         if job.cancelled:
-            self._ended(job, TransferCancelled("the batch was cancelled", job.rank), True)
+            self._ended(job, errors.TransferCancelled("the batch was cancelled", job.rank), True)
             return
         self._number += 1
         number = self._number
@@ -276,7 +269,7 @@ class Courier:
         tag = 2 * (exchange.number % (self._tags - 1)) + (exchange.op == "write")
         return Stream(self._comm, exchange.rank, tag, views, sending=not exchange.receiving)
 
-    def _fail(self, key: Key, error: TransferError, told: bool = False) -> None:
+    def _fail(self, key: Key, error: errors.TransferError, told: bool = False) -> None:
         """Fail an exchange. told: the other side knows, and no longer touches the bytes."""
         exchange = self._exchanges[key]
         if exchange.error is not None:
@@ -319,18 +312,18 @@ class Courier:
     def _give_up(self, job: TransferJob) -> None:
         for key, exchange in list(self._exchanges.items()):
             if exchange.job is job:
-                self._fail(key, TransferCancelled("the batch was cancelled", job.rank))
+                self._fail(key, errors.TransferCancelled("the batch was cancelled", job.rank))
 
     def _cut(self, key: Key) -> None:
         """Cut off an exchange that is served, because its segment is withdrawn."""
         if key in self._exchanges:
             self._send(key[1], say.Refuse(key[2], "the segment was withdrawn"))
-            self._fail(key, TransferError("the segment was withdrawn", key[1]))
+            self._fail(key, errors.TransferError("the segment was withdrawn", key[1]))
 
     def _lose(self, rank: int, reason: str) -> None:
         self._lost.setdefault(rank, reason)
         for key in [key for key in self._exchanges if key[1] == rank]:
-            self._fail(key, PeerLost(rank, self._lost[rank]), told=True)
+            self._fail(key, errors.PeerLost(rank, self._lost[rank]), told=True)
             if key in self._exchanges:  # it had failed before, and waited for this rank
                 self._let_go(key, self._exchanges[key], time.monotonic())
 
@@ -359,11 +352,11 @@ class Courier:
             exchange.confirmed = True
         elif isinstance(message, say.Refuse):
             reason = f"rank {peer} refused: {message.reason}"
-            self._fail(key, TransferRefused(reason, peer), told=exchange.stream is None)
+            self._fail(key, errors.TransferRefused(reason, peer), told=exchange.stream is None)
         elif isinstance(message, say.Cancelled):
             exchange.unconfirmed = False
         elif isinstance(message, say.Cancel):
-            self._fail(key, TransferError("cancelled", peer))
+            self._fail(key, errors.TransferError("cancelled", peer))
 
     def _serve(self, peer: int, request: say.Request, now: float) -> None:
         op = "read" if isinstance(request, say.ReadRequest) else "write"
@@ -378,7 +371,7 @@ class Courier:
             loan = self._lent.borrow(
                 request.segment, request.offsets, request.lengths, op == "read", MAX_RANGES, cut
             )
-        except TransferRefused as refusal:
+        except errors.TransferRefused as refusal:
             self._send(peer, say.Refuse(request.number, str(refusal)))
             return
         exchange = Exchange(op, peer, request.number, now, None, loan=loan)
@@ -396,7 +389,7 @@ class Courier:
     def _shut(self) -> None:
         self._obey()
         for key in list(self._exchanges):
-            self._fail(key, why_over(key[1], self._dead))
+            self._fail(key, errors.why_over(key[1], self._dead))
             if (exchange := self._exchanges.get(key)) is not None:
                 self._let_go(key, exchange, exchange.touched_s + self._stall_s)
         self._over = True
@@ -420,7 +413,7 @@ class Courier:
         for exchange in exchanges.values():
             if exchange.job is not None:
                 exchange.job.may_land |= exchange.stream is not None
-                error = exchange.error or why_over(exchange.rank, self._dead)
+                error = exchange.error or errors.why_over(exchange.rank, self._dead)
                 self._ended(exchange.job, error, exchange.stream is None)
             elif exchange.loan is not None and not exchange.receiving:
                 self._lent.give_back(exchange.loan, False)

@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transport import links
+from transport import errors, links
 from transport.batch import Batch, Way
-from transport.errors import (
-    BadTransfer,
-    EngineClosed,
-    PeerLost,
-    TransferCancelled,
-    TransferError,
-    TransferRefused,
-)
 from transport.jobs import Path, TransferJob
 from transport.lent import LentBuffers
 from transport.socket_path import STREAMS, SocketPath
@@ -127,7 +119,7 @@ class Remote:
             one_sided.close()
         if self._forced:
             self.close()
-            raise BadTransfer("path 'one_sided' cannot be used: MPI makes no window of all ranks")
+            raise errors.BadTransfer("path 'one_sided' cannot be used: MPI makes no window of all ranks")
 
     def _help_from(self, rank: int) -> None:
         """Have a rank enter MPI, except in a measurement, which shows the network without that help."""
@@ -167,7 +159,7 @@ class Remote:
         self._begin(job)
         try:
             batch.wait(limit_s)
-        except TransferError:
+        except errors.TransferError:
             batch.cancel()
             raise
 
@@ -248,11 +240,11 @@ class Remote:
         for path in self._paths.values():
             path.close()
 
-    def _ended(self, job: TransferJob, error: TransferError | None, safe: bool) -> None:
+    def _ended(self, job: TransferJob, error: errors.TransferError | None, safe: bool) -> None:
         """End a try of a job, and begin the next one if there is one. safe: it may be tried again."""
         path = job.ways.pop(0)
         if job.cancelled and error is not None:
-            error = TransferCancelled("the batch was cancelled", job.rank)
+            error = errors.TransferCancelled("the batch was cancelled", job.rank)
         final = not job.ways or job.cancelled or not safe or self._is_final(path, job.rank, error)
         seconds = time.monotonic() - job.started_s
         with self._lock:
@@ -266,7 +258,7 @@ class Remote:
             job.started_s = time.monotonic()
             self._paths[job.ways[0]].start(job)
             return
-        if isinstance(error, PeerLost) and self._is_final(path, job.rank, error):
+        if isinstance(error, errors.PeerLost) and self._is_final(path, job.rank, error):
             self.mark_lost(job.rank, error.reason)
         failures = None if error is None else dict.fromkeys(job.indices, error)
         job.batch.end_parts(1, failures, may_land=self._may_land(job))
@@ -275,16 +267,16 @@ class Remote:
         """Tell whether bytes of a failed job may still land. The segment of a lost rank is gone."""
         return job.may_land and not (job.op == "write" and job.rank in self.lost)
 
-    def _is_final(self, path: str, rank: int, error: TransferError | None) -> bool:
+    def _is_final(self, path: str, rank: int, error: errors.TransferError | None) -> bool:
         """Tell whether another path would fail too: the other side refused, or is certainly dead.
 
         A broken connection may be the network's fault. A port without a listener, or an error of MPI, is not.
         """
-        if isinstance(error, PeerLost):
+        if isinstance(error, errors.PeerLost):
             return rank in self.lost or path == "two_sided" or error.nobody_listens
-        return isinstance(error, TransferRefused | TransferCancelled | EngineClosed)
+        return isinstance(error, errors.TransferRefused | errors.TransferCancelled | errors.EngineClosed)
 
-    def _count(self, path: str, job: TransferJob, error: TransferError | None, seconds: float) -> None:
+    def _count(self, path: str, job: TransferJob, error: errors.TransferError | None, seconds: float) -> None:
         counters = self._counters[path]
         counters.seconds += seconds
         if error is not None:

@@ -17,15 +17,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from transport import errors
 from transport.address import reachable_address
-from transport.errors import (
-    EngineClosed,
-    PeerLost,
-    TransferCancelled,
-    TransferError,
-    TransferRefused,
-    TransferTimeout,
-)
 from transport.jobs import Ended, TransferJob
 from transport.lent import LentBuffers
 from transport.sockets import BytesClient, BytesServer
@@ -56,7 +49,7 @@ class _Running:
 
     job: TransferJob
     pieces: int
-    error: TransferError | None = None
+    error: errors.TransferError | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -151,14 +144,14 @@ class _Lane:
             while not self._threads and not self._work.empty():
                 pieces.append(self._work.get())
         for piece in pieces:
-            error = TransferError(f"rank {self._rank}: {reason}", self._rank)
+            error = errors.TransferError(f"rank {self._rank}: {reason}", self._rank)
             error.may_land = piece is mine and piece.running.job.op == "write"
             self._path.end_piece(piece, error)
 
-    def _moved(self, piece: _Piece) -> TransferError | None:
+    def _moved(self, piece: _Piece) -> errors.TransferError | None:
         job = piece.running.job
         if job.cancelled:
-            return TransferCancelled("the batch was cancelled", job.rank)
+            return errors.TransferCancelled("the batch was cancelled", job.rank)
         if (gone := self._path.gone(job.rank)) is not None:
             return gone
         if piece.running.error is not None:
@@ -169,24 +162,24 @@ class _Lane:
             client = self._connected()
             move = client.read if job.op == "read" else client.write
             move(job.segment, piece.ranges, piece.views, limit_s)
-        except TransferError as error:
+        except errors.TransferError as error:
             found = self._path.gone(job.rank) or _about(job.rank, self._diagnosed(error))
             found.may_land = error.may_land
             return found
         return None
 
-    def _diagnosed(self, error: TransferError) -> TransferError:
+    def _diagnosed(self, error: errors.TransferError) -> errors.TransferError:
         """Return the error of a lost connection, or one that says that no process listens there any more."""
         deadline = time.monotonic() + DIAGNOSIS_S
-        while isinstance(error, PeerLost) and not error.nobody_listens and time.monotonic() < deadline:
+        while isinstance(error, errors.PeerLost) and not error.nobody_listens and time.monotonic() < deadline:
             try:
                 BytesClient(*self._path.addresses[self._rank], self._path.secret, timeout_s=0.2).close()
                 return error
-            except PeerLost as second:  # one that is dying may still accept connections, and end them
+            except errors.PeerLost as second:  # one that is dying may still accept connections, and end them
                 if second.nobody_listens:
                     return second
                 time.sleep(0.01)
-            except TransferError:
+            except errors.TransferError:
                 return error
         return error
 
@@ -208,14 +201,14 @@ class _Lane:
             return self._client
 
 
-def _about(rank: int, error: TransferError) -> TransferError:
+def _about(rank: int, error: errors.TransferError) -> errors.TransferError:
     """Return the same error, but with the rank instead of an address."""
-    if isinstance(error, PeerLost):
-        found = PeerLost(rank, error.reason)
+    if isinstance(error, errors.PeerLost):
+        found = errors.PeerLost(rank, error.reason)
         found.nobody_listens = error.nobody_listens
         return found
-    named = isinstance(error, TransferRefused | TransferTimeout | EngineClosed)
-    return (type(error) if named else TransferError)(f"rank {rank}: {error}", rank)
+    named = isinstance(error, errors.TransferRefused | errors.TransferTimeout | errors.EngineClosed)
+    return (type(error) if named else errors.TransferError)(f"rank {rank}: {error}", rank)
 
 
 class SocketPath:
@@ -271,11 +264,11 @@ class SocketPath:
         if lane is not None:
             lane.close()
 
-    def gone(self, rank: int) -> TransferError | None:
+    def gone(self, rank: int) -> errors.TransferError | None:
         """Return why no request may be sent to this rank any more; None if it may."""
         if rank in self._lost:
-            return PeerLost(rank, self._lost[rank])
-        return EngineClosed("the engine was closed", rank) if self._closed else None
+            return errors.PeerLost(rank, self._lost[rank])
+        return errors.EngineClosed("the engine was closed", rank) if self._closed else None
 
     def close(self) -> None:
         """Fail the own jobs with EngineClosed; serve requests of other ranks for a moment more."""
@@ -286,7 +279,7 @@ class SocketPath:
             lane.close()
         self.server.close()
 
-    def end_piece(self, piece: _Piece, error: TransferError | None) -> None:
+    def end_piece(self, piece: _Piece, error: errors.TransferError | None) -> None:
         """Note the end of a piece. The lanes call it, in any order."""
         running = piece.running
         with self._lock:

@@ -16,17 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from transport import errors
 from transport import sockets_messages as say
 from transport.batch import byte_view
-from transport.errors import (
-    BadTransfer,
-    EngineClosed,
-    PeerLost,
-    TransferError,
-    TransferRefused,
-    TransferTimeout,
-    WireError,
-)
 from transport.socket_io import Connection, check_secret, greet
 from transport.sockets_server import BytesServer
 from transport.wire import Decoder
@@ -127,9 +119,9 @@ class BytesClient:
                         connection.send_message(request, deadline, views[some])
                     self._expect(connection, say.Done, deadline)
                     unconfirmed = False
-        except TransferError as error:
+        except errors.TransferError as error:
             # A server that refuses has taken the bytes off the connection and put them nowhere.
-            error.may_land = unconfirmed and not isinstance(error, TransferRefused)
+            error.may_land = unconfirmed and not isinstance(error, errors.TransferRefused)
             raise
 
     def close(self) -> None:
@@ -154,9 +146,9 @@ class BytesClient:
     def _expect(self, connection: Connection, kind: type, deadline: float) -> None:
         reply = connection.receive_message(_REPLIES, deadline)
         if isinstance(reply, say.Refused):
-            raise TransferRefused(f"{self.name} refused: {reply.reason}")
+            raise errors.TransferRefused(f"{self.name} refused: {reply.reason}")
         if not isinstance(reply, kind):
-            raise WireError(f"{self.name} answered {type(reply).__name__} instead of {kind.__name__}")
+            raise errors.WireError(f"{self.name} answered {type(reply).__name__} instead of {kind.__name__}")
 
     @contextlib.contextmanager
     def _connection(self, deadline: float) -> Iterator[Connection]:
@@ -170,14 +162,14 @@ class BytesClient:
             connection = self._idle_one(deadline) or self._opened(deadline)
             yield connection
             usable = True
-        except TransferRefused:
+        except errors.TransferRefused:
             usable = True
             raise
-        except WireError as error:
-            raise TransferError(f"{self.name}: {error}") from None
-        except PeerLost:
+        except errors.WireError as error:
+            raise errors.TransferError(f"{self.name}: {error}") from None
+        except errors.PeerLost:
             if self._closed:
-                raise EngineClosed(f"the client of {self.name} was closed") from None
+                raise errors.EngineClosed(f"the client of {self.name} was closed") from None
             raise
         finally:
             if connection is not None:
@@ -207,9 +199,9 @@ class BytesClient:
                     return None
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:  # not before the last look: a wait that ends late has used up its wake-up
-                    raise TransferTimeout(f"{self.name}: {self._most} connections stayed in use")
+                    raise errors.TransferTimeout(f"{self.name}: {self._most} connections stayed in use")
                 self._changed.wait(left_s)
-            raise EngineClosed(f"the client of {self.name} is closed")
+            raise errors.EngineClosed(f"the client of {self.name} is closed")
 
     def _opened(self, deadline: float) -> Connection:
         """Open a connection, in the place that _idle_one() has reserved for it."""
@@ -219,7 +211,7 @@ class BytesClient:
             left_s = max(0.001, deadline - time.monotonic())
             connection = Connection(socket.create_connection(self.address, left_s), self.name)
         except (OSError, OverflowError) as error:
-            lost = PeerLost(self.name, f"cannot connect: {error}")
+            lost = errors.PeerLost(self.name, f"cannot connect: {error}")
             lost.nobody_listens = isinstance(error, ConnectionRefusedError)
             raise lost from None
         finally:
@@ -237,7 +229,7 @@ class BytesClient:
             raise
         if not known:
             self._put_back(connection, usable=False)
-            raise TransferRefused(f"{self.name} does not have the same secret")
+            raise errors.TransferRefused(f"{self.name} does not have the same secret")
         return connection
 
 
@@ -248,11 +240,11 @@ def _local_views(
     ranges: Sequence[tuple[int, int]], buffers: Sequence[Any], writable: bool
 ) -> list[np.ndarray]:
     if len(ranges) != len(buffers):
-        raise BadTransfer(f"{len(ranges)} ranges and {len(buffers)} buffers")
+        raise errors.BadTransfer(f"{len(ranges)} ranges and {len(buffers)} buffers")
     views = []
     for (offset, nbytes), buffer in zip(ranges, buffers, strict=True):
         if offset < 0 or nbytes < 0:
-            raise BadTransfer(f"range {offset}+{nbytes} cannot be")
+            raise errors.BadTransfer(f"range {offset}+{nbytes} cannot be")
         views.append(byte_view(buffer, nbytes, writable))
     return views
 

@@ -15,15 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from transport import errors
 from transport import sockets_messages as say
-from transport.errors import (
-    ChannelError,
-    PeerLost,
-    TransferError,
-    TransferRefused,
-    TransferTimeout,
-    WireError,
-)
 from transport.lent import LentBuffers
 from transport.socket_io import Connection, check_secret, welcome
 from transport.threads import OnFatal, start_thread
@@ -108,7 +101,7 @@ class BytesServer:
             self._listener.bind((host, port))
             self._listener.listen(64)
         except (OSError, OverflowError) as error:
-            raise ChannelError(f"cannot listen at {host}:{port}: {error}") from None
+            raise errors.ChannelError(f"cannot listen at {host}:{port}: {error}") from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._thread = start_thread(
             "bytes server", self._accept, on_death=self._stop_listening, on_fatal=on_fatal
@@ -204,9 +197,9 @@ class BytesServer:
             while not self._closed:
                 request = connection.receive_message(decoder, time.monotonic() + IDLE_S)
                 self._answer(connection, request)  # type: ignore[arg-type]
-        except PeerLost:
+        except errors.PeerLost:
             return
-        except (WireError, TransferTimeout):
+        except (errors.WireError, errors.TransferTimeout):
             self._count(dropped=1)
         finally:
             self._end(connection)
@@ -225,7 +218,7 @@ class BytesServer:
     def _admitted(self, connection: Connection) -> bool:
         try:
             known = welcome(connection, self._secret, time.monotonic() + HANDSHAKE_S)
-        except TransferError:
+        except errors.TransferError:
             known = False
         self._count(connections=int(known), strangers=int(not known))
         return known
@@ -238,7 +231,7 @@ class BytesServer:
             loan = self._lent.borrow(
                 request.segment, request.offsets, request.lengths, is_read, say.MAX_RANGES, connection.shut
             )
-        except TransferRefused as refusal:
+        except errors.TransferRefused as refusal:
             self._count(refused=1)
             deadline = time.monotonic() + STALL_S  # the length that was claimed buys no time
             if not is_read and total <= say.EAGER_BYTES:

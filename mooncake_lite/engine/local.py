@@ -13,25 +13,12 @@ from mooncake_lite.engine.runner import Runner
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import Model
-from scheduler.instance import (
-    DECODE,
-    PREFILL,
-    Arrived,
-    Job,
-    Limits,
-    Pages,
-    Staging,
-    State,
-    begin,
-    next_step,
-    on,
-    pages_for,
-)
+from scheduler import instance
 from scheduler.instance.outcomes import Token
 
 BLOCK_TOKENS = 4 * PAGE_TOKENS
 
-LIMITS = Limits(tokens=2048, prefills=4)
+LIMITS = instance.Limits(tokens=2048, prefills=4)
 """No other client waits. A prompt of 2,048 tokens takes 1.2 times as long in chunks of 256, because torch
 multiplies fewer rows at once."""
 
@@ -54,7 +41,7 @@ def generate_all(
     sampling: Sampling,
     max_tokens: int,
     stop_ids: frozenset[int],
-    limits: Limits = LIMITS,
+    limits: instance.Limits = LIMITS,
 ) -> Iterator[tuple[int, int]]:
     """Yield (number of the prompt, next token of its answer) for all prompts in one running batch.
 
@@ -64,17 +51,21 @@ def generate_all(
     for prompt in prompts:
         if not 0 < len(prompt) < context:
             raise ConfigError(f"the prompt has {len(prompt)} tokens; the context takes 1 to {context - 1}")
-    num_pages = sum(pages_for(min(context, len(prompt) + max_tokens), PAGE_TOKENS) for prompt in prompts)
-    duties = frozenset({PREFILL, DECODE})
-    state = State(duties, Pages(num_pages, PAGE_TOKENS), Staging(0, 0), BLOCK_TOKENS, limits)
+    num_pages = sum(
+        instance.pages_for(min(context, len(prompt) + max_tokens), PAGE_TOKENS) for prompt in prompts
+    )
+    duties = frozenset({instance.PREFILL, instance.DECODE})
+    state = instance.State(
+        duties, instance.Pages(num_pages, PAGE_TOKENS), instance.Staging(0, 0), BLOCK_TOKENS, limits
+    )
     runner = Runner(Engine(model, num_pages, BLOCK_TOKENS))
     for number, prompt in enumerate(prompts):
-        job = Job(str(number), 0, duties, prompt, 0, max_tokens, context, stop_ids, sampling)
-        on(state, Arrived(job), time.monotonic())
+        job = instance.Job(str(number), 0, duties, prompt, 0, max_tokens, context, stop_ids, sampling)
+        instance.on(state, instance.Arrived(job), time.monotonic())
     while state.busy:
-        step = next_step(state, time.monotonic())
-        begin(state, step)
-        for outcome in on(state, runner.run(step), time.monotonic()):
+        step = instance.next_step(state, time.monotonic())
+        instance.begin(state, step)
+        for outcome in instance.on(state, runner.run(step), time.monotonic()):
             if isinstance(outcome, Token) and outcome.finish != "stop":
                 yield int(outcome.job[0]), outcome.token
 

@@ -6,15 +6,7 @@ reads no clock and moves no byte; it knows page numbers, staging numbers and opa
 
 from __future__ import annotations
 
-from scheduler.instance.block_moves import (
-    next_ahead,
-    next_behind,
-    next_lands,
-    next_puts,
-    next_reads,
-    next_saves,
-    next_writes,
-)
+from scheduler.instance import block_moves
 from scheduler.instance.continuous import next_admissions, next_batch
 from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
 from scheduler.instance.job import DECODE, Job
@@ -40,12 +32,13 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     """
     draft = PageDraft(state.pages, state.prefix)
     halves = state.staging.free_halves(now)
-    task, ahead = next_ahead(state, halves)
+    task, ahead = block_moves.next_ahead(state, halves)
     admit = next_admissions(state, draft)
-    writes, lands, saves = next_writes(state, state.writing, halves), next_lands(state), next_saves(state)
-    reads, puts = next_reads(state, *_loading(state, admit), halves), next_puts(state)
+    writes = block_moves.next_writes(state, state.writing, halves)
+    lands, saves = block_moves.next_lands(state), block_moves.next_saves(state)
+    reads, puts = block_moves.next_reads(state, *_loading(state, admit), halves), block_moves.next_puts(state)
     if state.limits.overlaps:
-        writes += next_writes(state, state.prefilling, halves)
+        writes += block_moves.next_writes(state, state.prefilling, halves)
     preempted: list[Task] = []
     grow: list[Growth] = []
     chunks: list[Chunk] = []
@@ -56,7 +49,7 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
     if ahead is not None and all(chunk.job != ahead.job for chunk in chunks):
         ahead = None
     if state.limits.layers:
-        writes += next_behind(state, chunks, writes, halves)
+        writes += block_moves.next_behind(state, chunks, writes, halves)
     step = Step(
         now,
         tuple(admit),

@@ -17,28 +17,8 @@ from msgspec.structs import replace
 from mooncake_lite import messages as m
 from mooncake_lite.control.request import client_id_of
 from mooncake_lite.ranks.computing.jobs import blocks_to_load, blocks_to_store, job_of, prefetch_of
-from scheduler.instance import (
-    DECODE,
-    PREFILL,
-    Arrived,
-    Cancelled,
-    Event,
-    Forgotten,
-    Granted,
-    Job,
-    JobId,
-    Late,
-    Moved,
-    Result,
-    State,
-    Step,
-    SwapAnswered,
-    TransferEnded,
-    begin,
-    next_step,
-    on,
-    outcomes,
-)
+from scheduler import instance
+from scheduler.instance import outcomes
 from store.keys import block_digest
 
 
@@ -124,7 +104,9 @@ class ComputingRank:
     counters  for metrics; reused: prompt tokens that were not computed, by tier
     """
 
-    def __init__(self, hello: m.RankHello, state: State, max_len: int, digest: Digest = block_digest) -> None:
+    def __init__(
+        self, hello: m.RankHello, state: instance.State, max_len: int, digest: Digest = block_digest
+    ) -> None:
         self.hello, self.number, self.state = hello, hello.rank, state
         self.epoch = self.term = hello.epoch
         self.counters: defaultdict[str, float] = defaultdict(float)
@@ -159,30 +141,32 @@ class ComputingRank:
             return [Told(m.OpenListed(self.number, self.epoch, order.number, list(self._open)))]
         if isinstance(order, NewTerm):
             return self._drop_all(order.number, now)
-        return self._with_pages(self._tell(on(self.state, self._event(order), now)), now)
+        return self._with_pages(self._tell(instance.on(self.state, self._event(order), now)), now)
 
-    def step(self, now: float, most: int = 1) -> Step:
+    def step(self, now: float, most: int = 1) -> instance.Step:
         """Decide what the rank does next, and reserve what it needs. `ended` takes the result.
 
         most   forward passes that the step may stand for; more than 1 only in virtual time
         """
-        step = next_step(self.state, now, most)
-        begin(self.state, step)
+        step = instance.next_step(self.state, now, most)
+        instance.begin(self.state, step)
         return step
 
-    def ended(self, result: Result, now: float) -> list[Told]:
+    def ended(self, result: instance.Result, now: float) -> list[Told]:
         """Apply the result of the step. Returns what has to be told, in order."""
-        return self._with_pages(self._tell(on(self.state, result, now)), now)
+        return self._with_pages(self._tell(instance.on(self.state, result, now)), now)
 
-    def moved(self, halves: Sequence[TransferEnded], late: Sequence[Late], now: float) -> list[Told]:
+    def moved(
+        self, halves: Sequence[instance.TransferEnded], late: Sequence[instance.Late], now: float
+    ) -> list[Told]:
         """Apply ends of transfers, and late tokens, while the step goes on. Returns what has to be told."""
-        return self._with_pages(self._tell(on(self.state, Moved(halves, late), now)), now)
+        return self._with_pages(self._tell(instance.on(self.state, instance.Moved(halves, late), now)), now)
 
     def _drop_all(self, term: int, now: float) -> list[Told]:
         """Drop all work. A transfer under way ends first: a new conductor may give its places away."""
         self.term = term
         for request_id, attempt in dict.fromkeys(task.id[:2] for task in self.state.tasks.values()):
-            self._tell(on(self.state, Cancelled(request_id, attempt), now))
+            self._tell(instance.on(self.state, instance.Cancelled(request_id, attempt), now))
         return self._with_pages([], now)
 
     def _join(self, now: float) -> list[Told]:
@@ -190,12 +174,12 @@ class ComputingRank:
         state = self.state
         for number, put in list(state.puts.items()):
             if put.places is None:
-                on(state, Granted(number, [None] * len(put.slots)), now)
+                instance.on(state, instance.Granted(number, [None] * len(put.slots)), now)
         if state.busy or state.puts or state.under_way is not None:
             return []
         self.epoch = self.term
         pages = m.PagesChanged(self.number, self.epoch, state.prefix.held(), [])
-        tells = PREFILL in state.duties
+        tells = instance.PREFILL in state.duties
         return [Told(replace(self.hello, epoch=self.epoch)), *([Told(pages)] if tells else [])]
 
     def _with_pages(self, told: list[Told], now: float) -> list[Told]:
@@ -203,41 +187,43 @@ class ComputingRank:
         if self.epoch != self.term:
             return self._join(now)
         stored, removed = self.state.prefix.drain()
-        if (stored or removed) and PREFILL in self.state.duties:
+        if (stored or removed) and instance.PREFILL in self.state.duties:
             told.append(Told(m.PagesChanged(self.number, self.epoch, stored, removed)))
         return told
 
-    def _event(self, order: Order) -> Event:
+    def _event(self, order: Order) -> instance.Event:
         """Turn an order into an event of the planner."""
         match order:
             case m.Start():
                 job = job_of(order, self._max_len)
                 self._expect(job, order)
-                return Arrived(job)
+                return instance.Arrived(job)
             case m.PrefetchTokens():
-                return Arrived(prefetch_of(order))
+                return instance.Arrived(prefetch_of(order))
             case m.CancelOn():
                 branch = order.branch if order.branch >= 0 else None
-                return Cancelled(order.request_id, order.attempt, branch)
+                return instance.Cancelled(order.request_id, order.attempt, branch)
             case m.GrantPuts():
-                return Granted(order.number, order.places)
+                return instance.Granted(order.number, order.places)
             case m.GrantSwap():
-                return SwapAnswered(JobId(order.request_id, order.attempt, order.branch), order.places)
-        return Forgotten()
+                return instance.SwapAnswered(
+                    instance.JobId(order.request_id, order.attempt, order.branch), order.places
+                )
+        return instance.Forgotten()
 
-    def _expect(self, job: Job, start: m.Start) -> None:
+    def _expect(self, job: instance.Job, start: m.Start) -> None:
         """Remember the order for a job, until its last branch ends."""
-        sequences = len(job.branches) if DECODE in job.duties else 1
+        sequences = len(job.branches) if instance.DECODE in job.duties else 1
         spans = list(start.body.spans)
         if not isinstance(start.order, m.StartDecode):
             spans.append(m.Span("queue", 0, start.order.queued_s))
             spans += (m.Span("promote", *load) for load in start.order.promoted)
         self._open[job.request_id, job.attempt] = _Open(start, sequences, spans)
 
-    def _of(self, job: JobId) -> _Open:
+    def _of(self, job: instance.JobId) -> _Open:
         return self._open[job.request_id, job.attempt]
 
-    def _close(self, job: JobId) -> _Open:
+    def _close(self, job: instance.JobId) -> _Open:
         """End a sequence of a job. The job is forgotten with its last one."""
         opened = self._of(job)
         opened.left -= 1
@@ -245,7 +231,7 @@ class ComputingRank:
             del self._open[job.request_id, job.attempt]
         return opened
 
-    def _about(self, job: JobId) -> tuple[int, int, str, int]:
+    def _about(self, job: instance.JobId) -> tuple[int, int, str, int]:
         """Return the first fields of an event about a job: rank, epoch, request and attempt."""
         return self.number, self.epoch, job.request_id, job.attempt
 

@@ -14,14 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from mooncake_lite.tools.bench import engine_limits
 from mooncake_lite.tools.bench.cluster import FOUR_RANKS, model_folder, started, stream_times, tpot_s
-from mooncake_lite.tools.bench.engine_limits import (
-    in_turn_seconds,
-    linear_inputs,
-    prefill_limit,
-    read_seconds,
-    weight_words,
-)
 from mooncake_lite.tools.bench.engine_sides import THREADS, Answer, Ours, Peer, Peers, Prompts, start_peers
 from mooncake_lite.tools.bench.result import Other, Row, Side, compare, in_turns, medians
 from scheduler.instance import Limits
@@ -130,7 +124,7 @@ def decode(ours: Ours, peers: Sequence[Peer], batch: int, tokens: int, new: int,
     also compared with our own linear kernels, called in turn with nothing between.
     """
     prompts = ours.prompts(batch, tokens)
-    words, layers = weight_words(ours.model), linear_inputs(ours.model, batch)
+    words, layers = engine_limits.weight_words(ours.model), engine_limits.linear_inputs(ours.model, batch)
     nbytes = sum(each.nbytes for each in words)
     linears: list[float] = []
 
@@ -138,8 +132,8 @@ def decode(ours: Ours, peers: Sequence[Peer], batch: int, tokens: int, new: int,
         return batch * (new - 1) / decode_seconds(answer, prompts, new)
 
     def reading() -> float:
-        linears.append(1e3 * in_turn_seconds(layers))  # in the same rounds as all else
-        return batch / read_seconds(words)
+        linears.append(1e3 * engine_limits.in_turn_seconds(layers))  # in the same rounds as all else
+        return batch / engine_limits.read_seconds(words)
 
     what = f"{batch} sequence{'s' * (batch > 1)} of {tokens} + {new} tokens"
     limit = Side(f"reading the weights once ({nbytes / 1e6:.0f} MB)", reading)
@@ -162,7 +156,7 @@ def prefill(ours: Ours, peers: Sequence[Peer], tokens: int, runs: int) -> list[R
     def rate(answer: Answer) -> float:
         return tokens / answer(prompts, 1)
 
-    products = prefill_limit(ours.model, tokens)
+    products = engine_limits.prefill_limit(ours.model, tokens)
     limit = Side("the model's matrix products in torch, causal attention counted", products)
     sides, name = [peer.measured(rate) for peer in peers], f"prefill of {tokens:,} tokens, float32"
     return compare(name, "tokens/s", runs, partial(rate, ours.answer), sides, limit)
@@ -252,8 +246,8 @@ def of_peer(answer: Answer, prompts: Prompts, new: int, gaps: bool) -> Figures:
 
 def limits(ours: Ours, batch: int, tokens: int, new: int) -> Figures:
     """Measure what the machine allows for a batch."""
-    prompt_s = tokens / prefill_limit(ours.model, tokens)()
-    step_s = read_seconds(weight_words(ours.model))
+    prompt_s = tokens / engine_limits.prefill_limit(ours.model, tokens)()
+    step_s = engine_limits.read_seconds(engine_limits.weight_words(ours.model))
     total = batch * prompt_s + (new - 1) * step_s
     return Figures(batch * new / total, 1e3 * prompt_s * (batch + 1) / 2, 1e3 * step_s)
 

@@ -19,16 +19,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.sizes import page_nbytes
-from mooncake_lite.tools.bench.cluster import (
-    Ask,
-    Reply,
-    answers,
-    in_a_file,
-    scaled_profile,
-    started,
-    stream_times,
-    tpot_s,
-)
+from mooncake_lite.tools.bench import cluster as clusters
 from mooncake_lite.tools.bench.engine import longest_gap_s
 from mooncake_lite.tools.bench.engine_sides import THREADS, Prompts, random_prompts
 from mooncake_lite.tools.bench.result import Other, Row, medians
@@ -84,11 +75,11 @@ def preemption(folder: Path, vocab: int, crowd: Crowd) -> list[Row]:
     def total_s(pages: int, *flags: str) -> float:
         """Seconds until the last of all answers is complete."""
         taken = []
-        with started([*common, "--kv-cache-bytes", str(pages * nbytes), *flags]) as cluster:
+        with clusters.started([*common, "--kv-cache-bytes", str(pages * nbytes), *flags]) as cluster:
             for seed in range(PREEMPTION_RUNS):
                 prompts = random_prompts(crowd.sequences, crowd.tokens, vocab, seed)
                 began = time.perf_counter()
-                ends = [times[-1] for times in stream_times(cluster.port, prompts, crowd.new)]
+                ends = [times[-1] for times in clusters.stream_times(cluster.port, prompts, crowd.new)]
                 taken.append(max(ends) - began)
         return statistics.median(taken)
 
@@ -113,14 +104,14 @@ def loading(folder: Path, vocab: int, tokens: int, known: int) -> list[Row]:
     flags = [str(folder), *EMULATED, *ONE_RANK]
     flags += ["--prefix-sharing", "off"]  # the prefix is in the pool, not in the rank's own pages
     where = f"the KV of {tokens} tokens, {known} of them in the pool"
-    with started(flags) as cluster:
+    with clusters.started(flags) as cluster:
         others = random_prompts(SLOW_REQUESTS, tokens, vocab, seed=1)
         computed = statistics.median(prefill_ms(cluster.port, prompt)[0] for prompt in others)
         again = after_the_first(cluster.port, SLOW_REQUESTS, tokens, known, vocab)
         loaded = statistics.median(taken for taken, _ in again)
     with (
-        in_a_file(scaled_profile(folder, 1 / SPEED_UP)) as fast,
-        started([*flags, "--profile", fast]) as cluster,
+        clusters.in_a_file(clusters.scaled_profile(folder, 1 / SPEED_UP)) as fast,
+        clusters.started([*flags, "--profile", fast]) as cluster,
     ):
         chosen, probes = on_a_fast_engine(cluster.port, vocab, tokens, known)
     fast_name = f"compute, engine {SPEED_UP:,} times as fast: {where}"
@@ -153,7 +144,7 @@ def after_the_first(port: int, count: int, tokens: int, known: int, vocab: int) 
 def prefill_ms(port: int, prompt: list[int]) -> tuple[float, int]:
     """Ask for one token. Return the milliseconds of loading and computing on the rank, and the prompt tokens
     that were loaded."""
-    (reply,) = answers(port, [Ask(0.0, prompt, 1, TRACED)])
+    (reply,) = clusters.answers(port, [clusters.Ask(0.0, prompt, 1, TRACED)])
     spans = {span["stage"]: span for span in reply.trace["spans"]}
     taken = sum(spans[stage]["seconds"] for stage in ("load", "compute") if stage in spans)
     return 1e3 * taken, len(prompt) - spans["compute"]["count"]
@@ -191,11 +182,11 @@ class Figures(NamedTuple):
     gap_ms: float
 
 
-def figures(replies: Sequence[Reply]) -> Figures:
+def figures(replies: Sequence[clusters.Reply]) -> Figures:
     """Return the figures of answers. A gap can be that of two tokens: so the median of gaps is taken."""
     return Figures(
         1e3 * statistics.fmean(reply.times[0] - reply.sent_s for reply in replies),
-        1e3 * statistics.fmean(tpot_s([reply.times], reply.ask.new_tokens) for reply in replies),
+        1e3 * statistics.fmean(clusters.tpot_s([reply.times], reply.ask.new_tokens) for reply in replies),
         1e3 * statistics.median(longest_gap_s(reply.times) for reply in replies),
     )
 
@@ -208,11 +199,13 @@ def modes(folder: Path, vocab: int, work: Workload) -> list[Row]:
     prompts = work.prompts(vocab)
 
     def measure(flags: list[str], *which: str) -> dict[str, Figures]:
-        with started([str(folder), *EMULATED, *flags]) as cluster:
+        with clusters.started([str(folder), *EMULATED, *flags]) as cluster:
             found = {}
             for name in which:
-                asks = [Ask(at * work.every_s, each, work.new) for at, each in enumerate(prompts[name])]
-                found[name] = figures(answers(cluster.port, asks))
+                asks = [
+                    clusters.Ask(at * work.every_s, each, work.new) for at, each in enumerate(prompts[name])
+                ]
+                found[name] = figures(clusters.answers(cluster.port, asks))
             return found
 
     colocated = measure(COLOCATED, *prompts)
@@ -248,11 +241,11 @@ def tracing(folder: Path, vocab: int, new: int, runs: int) -> Row:
     prompts, flags = random_prompts(1, TRACED_PROMPT, vocab), [str(folder), *EMULATED]
 
     def tpot_ms(port: int) -> float:
-        return 1e3 * tpot_s(stream_times(port, prompts, new), new)
+        return 1e3 * clusters.tpot_s(clusters.stream_times(port, prompts, new), new)
 
     with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
         trace = ["--trace", str(Path(place) / "run.json")]
-        with started(flags) as plain, started([*flags, *trace]) as traced:
+        with clusters.started(flags) as plain, clusters.started([*flags, *trace]) as traced:
             off, on = medians(runs, partial(tpot_ms, plain.port), partial(tpot_ms, traced.port))
     name = f"TPOT with --trace, one stream of {TRACED_PROMPT} + {new} tokens"
     return Row(name, "ms", on, Other("no trace", off), None, runs)

@@ -21,29 +21,14 @@ from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import Model
 from mooncake_lite.tools.bench.engine_sides import Ours, Prompts
 from mooncake_lite.tools.bench.result import Other, Row, in_turns, medians
-from scheduler.instance import (
-    DECODE,
-    PREFILL,
-    Arrived,
-    Job,
-    JobId,
-    Limits,
-    Pages,
-    Staging,
-    State,
-    begin,
-    new_prefix_cache,
-    next_step,
-    on,
-    pages_for,
-)
+from scheduler import instance
 from scheduler.instance.outcomes import Outcome, Token
 from store.keys import next_key
 
-LIMITS = Limits(tokens=256, sequences=16)
+LIMITS = instance.Limits(tokens=256, sequences=16)
 """The defaults of `serve`."""
 
-DUTIES = frozenset({PREFILL, DECODE})
+DUTIES = frozenset({instance.PREFILL, instance.DECODE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +63,11 @@ class Rank:
     """
 
     def __init__(self, model: Model, tokens: int, sharing: str) -> None:
-        num_pages = pages_for(tokens, PAGE_TOKENS)
-        pages = Pages(num_pages, PAGE_TOKENS)
-        prefix = new_prefix_cache(sharing, pages, BLOCK_TOKENS)
-        self._state = State(
-            DUTIES, pages, Staging(0, 0), BLOCK_TOKENS, LIMITS, next_key=next_key, prefix=prefix
+        num_pages = instance.pages_for(tokens, PAGE_TOKENS)
+        pages = instance.Pages(num_pages, PAGE_TOKENS)
+        prefix = instance.new_prefix_cache(sharing, pages, BLOCK_TOKENS)
+        self._state = instance.State(
+            DUTIES, pages, instance.Staging(0, 0), BLOCK_TOKENS, LIMITS, next_key=next_key, prefix=prefix
         )
         self._runner = Runner(Engine(model, num_pages, BLOCK_TOKENS))
         self._context = model.config.max_position
@@ -91,31 +76,31 @@ class Rank:
         """Answer each prompt n times with `new` tokens, drawn at temperature 1. All arrive at once."""
         return self.run([self.job(str(number), prompt, new, n=n) for number, prompt in enumerate(prompts)])
 
-    def job(self, name: str, prompt: Sequence[int], new: int, *, n: int = 1, branch: int = 0) -> Job:
+    def job(self, name: str, prompt: Sequence[int], new: int, *, n: int = 1, branch: int = 0) -> instance.Job:
         """Make a job. branch: number of its first answer, which decides what is drawn."""
-        return Job(
+        return instance.Job(
             name, 0, DUTIES, list(prompt), 0, new, self._context, sampling=Sampling(1.0), n=n, branch=branch,
             salt=b"bench",
         )  # fmt: skip
 
-    def run(self, jobs: Sequence[Job]) -> Answered:
+    def run(self, jobs: Sequence[instance.Job]) -> Answered:
         """Answer jobs that arrive at once."""
         began, most = time.perf_counter(), 0
-        found: dict[JobId, list[tuple[int, float]]] = defaultdict(list)
+        found: dict[instance.JobId, list[tuple[int, float]]] = defaultdict(list)
         state = self._state
         for job in jobs:
-            _note(on(state, Arrived(job), time.monotonic()), found, began)
+            _note(instance.on(state, instance.Arrived(job), time.monotonic()), found, began)
         while state.busy:
-            step = next_step(state, time.monotonic())
-            begin(state, step)
+            step = instance.next_step(state, time.monotonic())
+            instance.begin(state, step)
             most = max(most, len(state.pages.held))
-            _note(on(state, self._runner.run(step), time.monotonic()), found, began)
+            _note(instance.on(state, self._runner.run(step), time.monotonic()), found, began)
         answers = [found[name] for name in sorted(found)]
         tokens = [[token for token, _ in answer] for answer in answers]
         return Answered(tokens, [[moment for _, moment in answer] for answer in answers], most)
 
 
-def _note(said: list[Outcome], found: dict[JobId, list[tuple[int, float]]], began: float) -> None:
+def _note(said: list[Outcome], found: dict[instance.JobId, list[tuple[int, float]]], began: float) -> None:
     now = time.perf_counter() - began
     for outcome in said:
         if isinstance(outcome, Token):
