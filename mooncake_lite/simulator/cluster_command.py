@@ -84,10 +84,8 @@ class Bytes(click.ParamType):
 )
 @click.option(
     "--prefix-sharing",
-    default="hash",
-    show_default=True,
     type=click.Choice(["hash", "radix", "off"]),
-    help="How nodes reuse their own pages; off: all reuse goes through the pool.",
+    help="How nodes reuse their own pages.  [default: hash; pooled: off, all reuse goes through the pool]",
 )
 @click.option("--overlap-transfers/--no-overlap-transfers", default=True, show_default=True)
 @click.option("--speed", default=1.0, show_default=True, type=POSITIVE, help="Of the arrivals.")
@@ -139,7 +137,8 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
         node_bytes=(0 if mode == "colocated" else 10**12) if dram is None else dram,
         ssd_bytes=words["ssd"], kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
-        batched_tokens=words["max_num_batched_tokens"], sharing=words["prefix_sharing"],
+        batched_tokens=words["max_num_batched_tokens"],
+        sharing=words["prefix_sharing"] or ("off" if mode == "pooled" else "hash"),
         overlaps=words["overlap_transfers"], policy=words["policy"], admission=words["admission"],
         queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000, tbt_s=words["slo_tbt_ms"] / 1000,
     )  # fmt: skip

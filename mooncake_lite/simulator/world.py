@@ -391,10 +391,11 @@ class World(Post):
         self.clients.check_ends()
         if self.stopped is not None:
             return
+        if not self.exact:
+            assert not self.control.open_requests
+            return
         assert_at_rest(self.control, may_hold=bool(self._unreachable))
         assert not self.custody.in_use, f"still in use: {self.custody.in_use}"
-        if not self.exact:
-            return
         assert self.control.directory.places() == self._visible
         for obj in () if self.term or self.memory.flips else self.control.directory.visible_objects():
             assert obj.key is not None
