@@ -17,12 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import replace as with_fields
+from msgspec.structs import replace
 
 from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
 from mooncake_lite.engine.flights import BAD, TRANSFER_LIMIT_S
@@ -98,7 +97,7 @@ class Neighbours:
                 case StageStep():
                     self._chunks += message.chunks
                     if not message.more:
-                        self.steps.append(with_fields(message, chunks=self._chunks))
+                        self.steps.append(replace(message, chunks=self._chunks))
                         self._chunks = []
                 case HalfEnded() | LateTokens():
                     self.ended.append(message)
@@ -272,7 +271,7 @@ class FirstRunner:
 def part_of(layers: range, layer_nbytes: int) -> Callable[[BlockRef], BlockRef]:
     """Return what turns the place of a block into the place of these layers of it."""
     first, nbytes = layers.start * layer_nbytes, len(layers) * layer_nbytes
-    return lambda ref: with_fields(ref, offset=ref.offset + first, nbytes=nbytes)
+    return lambda ref: replace(ref, offset=ref.offset + first, nbytes=nbytes)
 
 
 def own_part(step: Step, part: Callable[[BlockRef], BlockRef]) -> Step:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, islice
+
+from msgspec.structs import replace
 
 from mooncake_lite.profiles.compute import PassLoad, load_of
 from mooncake_lite.simulator.clock import Action

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from scheduler.instance.job import Job, JobId
 from scheduler.instance.step import Late, TransferEnded
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A job has arrived."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """The client or the conductor has given this attempt of a request up, or one branch of it."""
 
     request_id: str
@@ -26,21 +25,18 @@ class Cancelled:
     branch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(msgspec.Struct, frozen=True):
     """Prefixes in this rank's pages may not be reused any more. Running sequences go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """The pool answers an offer: a place for each of its blocks, None where the block is not wanted."""
 
     put: int
     places: Seq[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SwapAnswered:
+class SwapAnswered(msgspec.Struct, frozen=True):
     """The pool answers SwapWanted.
 
     places   for each block of the job's KV: where it goes, None where the pool has it; None: it has no space
@@ -50,8 +46,7 @@ class SwapAnswered:
     places: Seq[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """Transfers of halves have ended, or tokens come late, while a step is under way.
 
     The only event that may come then.

@@ -7,8 +7,9 @@ and sampling are opaque here. Explained in docs/explain/lifecycle.md.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 PREFILL = "prefill"
 """The duty to compute a prompt and its first token."""
@@ -32,8 +33,7 @@ class JobId(NamedTuple):
     branch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """The work of a rank for one request, from its arrival to its one end.
 
         duties      {PREFILL}: ends when the first token is sampled and the KV is stored

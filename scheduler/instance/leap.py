@@ -12,8 +12,9 @@ A leap is these steps in one, with the same books at its end. A test compares bo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from scheduler.instance.state import State
 from scheduler.instance.step import Growth, Step

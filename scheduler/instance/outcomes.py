@@ -7,22 +7,21 @@ has one per branch.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from scheduler.instance.job import JobId
 from scheduler.instance.step import SaveBlock
 
 
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
+class JobOutcome(msgspec.Struct, frozen=True):
     """Base of the outcomes of one job."""
 
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded(JobOutcome):
+class Loaded(JobOutcome, frozen=True):
     """All blocks of Job.load are in the job's pages. The decode duty begins, or the prompt is computed.
 
     shared   tokens whose KV lay in pages of this rank already
@@ -36,15 +35,13 @@ class Loaded(JobOutcome):
     beside: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetched(JobOutcome):
+class Prefetched(JobOutcome, frozen=True):
     """The end of a prefetch. blocks: number of blocks that it has read into pages."""
 
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stored(JobOutcome):
+class Stored(JobOutcome, frozen=True):
     """Blocks of Job.store are in the pool, while the rest of the prompt is computed.
 
     first       number of the first one within Job.store
@@ -55,8 +52,7 @@ class Stored(JobOutcome):
     checksums: Seq[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Computed(JobOutcome):
+class Computed(JobOutcome, frozen=True):
     """The prompt of a job is computed: `tokens` of them, the others had been loaded."""
 
     compute_s: float
@@ -64,15 +60,13 @@ class Computed(JobOutcome):
     loaded: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scored(JobOutcome):
+class Scored(JobOutcome, frozen=True):
     """Logprobs of the prompt's tokens but the first, opaque. Comes before the first token."""
 
     scores: Seq[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Token(JobOutcome):
+class Token(JobOutcome, frozen=True):
     """A job's next token of the answer.
 
     index     its number within the answer
@@ -86,8 +80,7 @@ class Token(JobOutcome):
     logprobs: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Run(JobOutcome):
+class Run(JobOutcome, frozen=True):
     """Several tokens of an answer that goes on, from the passes of a leap.
 
     index     number of the first one within the answer
@@ -99,8 +92,7 @@ class Run(JobOutcome):
     times_s: Seq[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Iterated:
+class Iterated(msgspec.Struct, frozen=True):
     """Iterations of the running batch gave `tokens` tokens each; more than one of them in a leap alone.
 
     compute_s        seconds of each forward pass
@@ -117,16 +109,14 @@ class Iterated:
     alone: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded(JobOutcome):
+class Decoded(JobOutcome, frozen=True):
     """A job has left the running batch because its answer is complete."""
 
     decode_s: float
     answered: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled(JobOutcome):
+class Prefilled(JobOutcome, frozen=True):
     """The end of a job whose KV is in the pool.
 
     first_tokens   drawn for each branch
@@ -142,8 +132,7 @@ class Prefilled(JobOutcome):
     store_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ended(JobOutcome):
+class Ended(JobOutcome, frozen=True):
     """The end of a job that decoded, or that was cancelled.
 
     finish   "finished" or "cancelled"
@@ -153,8 +142,7 @@ class Ended(JobOutcome):
     answered: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed(JobOutcome):
+class Failed(JobOutcome, frozen=True):
     """The end of a job that cannot be finished, with all branches that are left.
 
     may_still_write   bytes of a failed transfer may still reach the places of Job.store
@@ -166,8 +154,7 @@ class Failed(JobOutcome):
     for_good: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Preempted(JobOutcome):
+class Preempted(JobOutcome, frozen=True):
     """The end of a job whose pages other jobs need. Its KV must be computed again.
 
     keys             of the full blocks of token_ids; empty when nothing may be reused
@@ -180,8 +167,7 @@ class Preempted(JobOutcome):
     may_still_write: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SwapWanted(JobOutcome):
+class SwapWanted(JobOutcome, frozen=True):
     """A job must leave its pages, and asks for a place in the pool for its KV.
 
     token_ids   whose KV is in the pages: all but the last one
@@ -192,8 +178,7 @@ class SwapWanted(JobOutcome):
     keys: Seq[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Swapped(JobOutcome):
+class Swapped(JobOutcome, frozen=True):
     """The end of a job whose pages other jobs need. All of its KV is in the pool: any rank may resume it.
 
     keys        of the full blocks of token_ids; empty when nothing may be reused
@@ -206,8 +191,7 @@ class Swapped(JobOutcome):
     checksums: Seq[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(msgspec.Struct, frozen=True):
     """Blocks that this rank has filled wait in staging slots for places in the pool.
 
     put   number of the offer
@@ -217,8 +201,7 @@ class Saved:
     blocks: Seq[SaveBlock]
 
 
-@dataclass(frozen=True, slots=True)
-class PutFinished:
+class PutFinished(msgspec.Struct, frozen=True):
     """Blocks with places in the pool are written, or could not be.
 
     checksums   of each of the written places
@@ -231,8 +214,7 @@ class PutFinished:
     may_still_write: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BadBlocks:
+class BadBlocks(msgspec.Struct, frozen=True):
     """These places hold other bytes than were put there."""
 
     places: Seq[Any]

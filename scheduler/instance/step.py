@@ -7,14 +7,14 @@ A runner does the parts of a step in the order of its fields. It needs nothing b
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from scheduler.instance.job import JobId
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """A waiting job gets pages for all of its tokens.
 
     shared   number of leading pages that hold its tokens' KV already; other sequences may use them too
@@ -29,8 +29,7 @@ class Admission:
     by_layers: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """A running sequence gets pages for its next token.
 
     copies   None: the pages are added at its end. Otherwise the one page takes the place of this last page,
@@ -42,8 +41,7 @@ class Growth:
     copies: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadGroup:
+class ReadGroup(msgspec.Struct, frozen=True):
     """Begin to read blocks from the pool into a staging half."""
 
     half: int
@@ -52,8 +50,7 @@ class ReadGroup:
     first: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerLoad:
+class LayerLoad(msgspec.Struct, frozen=True):
     """Read blocks from the pool into pages, each layer before the pass of this step needs it.
 
     halves   that it uses in turn, each for some layers of all blocks. They are free when the step has ended
@@ -66,8 +63,7 @@ class LayerLoad:
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class LandGroup:
+class LandGroup(msgspec.Struct, frozen=True):
     """Copy the blocks of a staging half into pages.
 
     pages   of the blocks, one block after the other; the last block may have fewer
@@ -79,8 +75,7 @@ class LandGroup:
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class WriteGroup:
+class WriteGroup(msgspec.Struct, frozen=True):
     """Copy blocks from pages into a staging half, and then write them to the pool, while steps go on.
 
     Nothing changes in these pages until the transfer has ended.
@@ -96,8 +91,7 @@ class WriteGroup:
     behind: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SaveBlock:
+class SaveBlock(msgspec.Struct, frozen=True):
     """Copy a block that this rank has filled from pages into a staging slot, to offer it to the pool.
 
     index       number of the block in its sequence
@@ -114,8 +108,7 @@ class SaveBlock:
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
-class WritePut:
+class WritePut(msgspec.Struct, frozen=True):
     """Begin to write blocks from staging slots to the pool."""
 
     put: int
@@ -123,8 +116,7 @@ class WritePut:
     places: Seq[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True):
     """The facts by which the next token of a sequence is chosen.
 
     sampling    what the request asks for, opaque
@@ -141,8 +133,7 @@ class Draw:
     branch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(msgspec.Struct, frozen=True):
     """The tokens of a prompt whose logprobs a forward pass gives.
 
     sampling   what the request asks for, opaque
@@ -153,8 +144,7 @@ class Score:
     targets: Seq[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Tokens of one job that a forward pass computes.
 
     token_ids   tokens start .. start+len-1 of the sequence
@@ -178,8 +168,7 @@ class Chunk:
         return self.start + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """The next work of a rank.
 
     now       the time at which it was decided
@@ -216,8 +205,7 @@ class Step:
         return not (self.admit or self.preempt or self.lands or self.writes or self.saves or self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class TransferEnded:
+class TransferEnded(msgspec.Struct, frozen=True):
     """A transfer has ended.
 
     number           of the half, or of the put
@@ -234,8 +222,7 @@ class TransferEnded:
     sums: Seq[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(msgspec.Struct, frozen=True):
     """What the last stage of a pipeline makes of a chunk, after the result of the chunk's step.
 
     tokens, logprobs   one for each draw of the chunk
@@ -248,8 +235,7 @@ class Late:
     scores: Seq[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """The outcome of a step.
 
     tokens      one per draw of the chunks, in their order; of a leap, pass by pass

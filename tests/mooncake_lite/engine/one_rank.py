@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine

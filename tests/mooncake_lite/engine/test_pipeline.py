@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace as with_fields
+from msgspec.structs import replace
 
 from mooncake_lite.engine import pipeline
 from mooncake_lite.engine.contract import Drawn
@@ -161,7 +160,7 @@ def test_the_checksums_of_a_block_are_those_of_all_layers_in_their_order() -> No
 def test_a_block_that_is_read_is_compared_with_the_checksums_of_all_layers() -> None:
     first = First()
     checks = (check_of([1, 2, 3]), 0, check_of([4, 5, 6]), check_of([4, 5, 7]))
-    places = [with_fields(ref, check=check) for ref, check in zip(refs(4), checks)]
+    places = [replace(ref, check=check) for ref, check in zip(refs(4), checks)]
     first.step(step=Step(0.0, reads=(ReadGroup(1, places, A, 0),)))
     first.hear(told(1, 1, [[2], [5], [5]]), told(2, 1, [[3], [6], [6]]))
     (read,) = first.step([TransferEnded(1, sums=[[1], [4], [4]])]).halves
@@ -174,7 +173,7 @@ def test_a_block_that_is_read_is_compared_with_the_checksums_of_all_layers() -> 
 
 def test_a_read_of_good_blocks_has_no_problem() -> None:
     first = First()
-    places = [with_fields(ref, check=check_of([1, 2, 3])) for ref in refs(2)]
+    places = [replace(ref, check=check_of([1, 2, 3])) for ref in refs(2)]
     first.step(step=Step(0.0, reads=(ReadGroup(0, places, A, 0),)))
     first.hear(told(1, 0, [[2], [2]]), told(2, 0, [[3], [3]]))
     assert first.step([TransferEnded(0, sums=[[1], [1]])]).halves == [ended(0, bad=[], sums=())]
