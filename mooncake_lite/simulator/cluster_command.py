@@ -104,10 +104,7 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, seed:
     TRACE is a file of JSON lines as Mooncake publishes them. The control plane and the ranks are the live
     ones; forward passes, links and disks take as long as the profile says. Equal seeds give equal results.
     """
-    requests = read_trace(trace).first(words["limit_requests"])
-    requests = sped(divided(requests, words["divide_lengths"]), words["speed"])
-    if words["spreads"]:
-        requests = spread(requests, seed)
+    requests = requests_of(trace, seed, words)
     chosen = cluster_of(requests, words)
     began = time.perf_counter()
     with bar("requests", len(requests.requests)) as update:
@@ -124,6 +121,13 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, seed:
 
 def _advance(update: Any, done: int) -> None:
     update(completed=done)
+
+
+def requests_of(file: Path, seed: int, words: dict[str, Any]) -> Trace:
+    """Return the requests that the options of a command choose. Raises TraceError or ConfigError."""
+    trace = read_trace(file).first(words["limit_requests"])
+    trace = sped(divided(trace, words["divide_lengths"]), words["speed"])
+    return spread(trace, seed) if words["spreads"] else trace
 
 
 def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:

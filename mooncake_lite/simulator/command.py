@@ -11,6 +11,7 @@ import click
 from mooncake_lite.simulator.cache import cache
 from mooncake_lite.simulator.cluster_command import cluster
 from mooncake_lite.simulator.experiment_commands import admission, policies
+from mooncake_lite.simulator.sweep_command import sweep
 
 
 @click.group()
@@ -18,5 +19,5 @@ def simulate() -> None:
     """Play traces and made requests against the policies that serve."""
 
 
-for command in (cluster, cache, policies, admission):
+for command in (cluster, sweep, cache, policies, admission):
     simulate.add_command(command)
