@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure the real engine, for `serve --engine emulated`.",
     ),
     "simulate": ("mooncake_lite.simulator.command:simulate", "Replay a trace against eviction policies."),
+    "replay": (
+        "mooncake_lite.tools.replay:replay",
+        "Play a trace against a running server, and measure latencies and goodput.",
+    ),
     "replay-events": (
         "mooncake_lite.tools.replay_events:command",
         "Replay a recording of `serve --record` and compare the effects.",

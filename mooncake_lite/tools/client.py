@@ -29,6 +29,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 WITH_KEY = "; give its API key with --api-key or MOONCAKE_LITE_API_KEY"
 """What to do when a server answers with HTTP 401."""
 
+BROKE_OFF = "the server broke off in the middle of an answer"
+
 
 class AnswerFailed(ClusterError):
     """The server refused a request, or its answer broke off."""
@@ -68,14 +70,19 @@ class StreamedAnswer:
         return (self.answer_s - self.ttft_s) / gaps if gaps > 0 else 0.0
 
 
-def open_client(kind: type[Client], url: str, api_key: str | None, limits: httpx.Timeout) -> Client:
-    """Make a client of the server at this URL, of httpx's kind. Raises UserError when it is no URL."""
+def open_client(
+    kind: type[Client], url: str, api_key: str | None, timeout: httpx.Timeout, **more: Any
+) -> Client:
+    """Make a client of the server at this URL, of httpx's kind. Raises UserError when it is no URL.
+
+    more   options of the client
+    """
     import httpx
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
     try:
-        return kind(base_url=base, headers=headers, timeout=limits)
+        return kind(base_url=base, headers=headers, timeout=timeout, **more)
     except (httpx.InvalidURL, UnicodeError, ValueError) as error:
         raise UserError(f"--url {url!r} is no URL: {error}") from None
 
@@ -129,21 +136,28 @@ def read_answer(
 def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the object of each event, until the end mark. Raises AnswerFailed with one line of reason."""
     for line in lines:
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            raise AnswerFailed(f"the server sent a line that is not JSON: {data[:60]!r}") from None
-        if not isinstance(event, dict):
-            raise AnswerFailed(f"the server sent an event that is no object: {data[:60]!r}")
-        if "error" in event:
-            raise AnswerFailed(f"the server ended the answer: {_error_message(data) or event['error']}")
-        yield event
-    raise AnswerFailed("the server broke off in the middle of an answer")
+        if line.startswith("data:"):
+            event = event_of(line)
+            if event is None:
+                return
+            yield event
+    raise AnswerFailed(BROKE_OFF)
+
+
+def event_of(line: str) -> dict[str, Any] | None:
+    """Return the object of a line that begins with "data:", None for the end mark. Raises AnswerFailed."""
+    data = line.removeprefix("data:").strip()
+    if data == "[DONE]":
+        return None
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise AnswerFailed(f"the server sent a line that is not JSON: {data[:60]!r}") from None
+    if not isinstance(event, dict):
+        raise AnswerFailed(f"the server sent an event that is no object: {data[:60]!r}")
+    if "error" in event:
+        raise AnswerFailed(f"the server ended the answer: {_error_message(data) or event['error']}")
+    return event
 
 
 def problem_of(response: httpx.Response) -> str:

@@ -2,5 +2,5 @@
 
     read_trace -> Trace -> divided, spread, sped -> played live or simulated -> Record -> summary
 
-It knows neither servers nor simulated clusters. Explained in docs/how-to/compare-policies.md.
+It knows neither servers nor simulated clusters. Explained in docs/how-to/replay-a-trace.md.
 """

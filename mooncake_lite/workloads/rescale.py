@@ -1,7 +1,7 @@
 """Fits traces to smaller machines: shorter lengths, faster arrivals, arrivals between the ticks.
 
 Used by all that plays a trace. Pure: the same trace comes out of the same arguments in every process.
-Explained in docs/how-to/compare-policies.md.
+Explained in docs/how-to/replay-a-trace.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import groupby
 from math import isfinite
 from random import Random
 
+import click
 from msgspec import structs
 
 from mooncake_lite.errors import ConfigError
@@ -19,6 +20,11 @@ from mooncake_lite.workloads.traces import Trace, TraceRequest
 
 TICK_MS = 3000.0
 """The published traces have timestamps that are multiples of it."""
+
+DIVIDE_LENGTHS = click.option(
+    "--divide-lengths", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Divide the lengths of prompts and answers: 1, 2, 4 ... 512. Shared prefixes stay shared.",
+)  # fmt: skip
 
 
 def divided(trace: Trace, by: int) -> Trace:

@@ -1,7 +1,7 @@
 """Reads traces of requests: JSON lines as Mooncake publishes them.
 
 Used by simulator/ and by tools that play, describe or make load. It knows the format and nothing of what is
-done with it. Explained in docs/how-to/compare-policies.md.
+done with it. Explained in docs/how-to/replay-a-trace.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from mooncake_lite import LLM, SamplingParams
+from mooncake_lite.cli import main
 from mooncake_lite.gateway.settings import Limits
 from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import machine, reference
 from tests.cluster.conftest import SMALL
+from tests.mooncake_lite.workloads.made import made_trace, write
 from tests.patience import patient, wait_until
 from tests.test_examples import run
 
@@ -225,6 +228,20 @@ def test_no_kv_byte_travels_over_zeromq(serving: Cluster, client: openai.OpenAI,
     zeromq, mpi = (after - before for after, before in zip(counts(), (zeromq_before, mpi_before)))
     assert mpi >= 2 * kv_bytes
     assert 0 < zeromq < 0.02 * kv_bytes
+
+
+def test_a_replayed_trace_has_the_tokens_and_the_shared_prefixes_that_it_says(
+    serving: Cluster, tmp_path: Path
+) -> None:
+    """A block of the pool has 64 tokens, as one of the trace has when its lengths are divided by 8."""
+    trace, result = write(tmp_path / "trace.jsonl", made_trace(12)), tmp_path / "result.json"
+    flags = ["--divide-lengths", "8", "--speed", "2", "--json", str(result)]
+    assert main(["replay", str(trace), "--url", serving.base_url, *flags]) == 0
+    found = json.loads(result.read_text())
+    assert (found["requests"], found["completed"], found["output_tokens"]) == (12, 12, 12)
+    assert found["prompt_tokens"]["counted"] == found["prompt_tokens"]["wanted"] > 1000
+    assert found["hit_rate"]["all"] > 0.1
+    assert found["config"]["ignore_eos"] is True
 
 
 def test_a_client_that_leaves_frees_its_pages_within_a_second(serving: Cluster) -> None:
