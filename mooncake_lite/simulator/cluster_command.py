@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from mooncake_lite.config.modes import MODES
-from mooncake_lite.config.options import OUT_FILE, NumberRange, write_out
-from mooncake_lite.config.progress import bar, plain_table, wide_console
+from mooncake_lite.config.options import OUT_FILE, write_out
+from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.config.reading import parse_bytes
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import named_profile
@@ -24,16 +24,15 @@ from mooncake_lite.simulator.cluster import Cluster, parse_nodes
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
-from mooncake_lite.workloads.rescale import divided, sped, spread
-from mooncake_lite.workloads.traces import Trace, read_trace
+from mooncake_lite.workloads import report
+from mooncake_lite.workloads.options import POSITIVE, chosen_trace, trace_options
+from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
 
 PROFILE = "LLaMA3-70B-8xA800"
 """The machines of the paper."""
-
-POSITIVE = NumberRange(0, 1e9, min_open=True)
 
 
 class Bytes(click.ParamType):
@@ -57,14 +56,6 @@ class Bytes(click.ParamType):
 @click.option("--policy", default="kvcache-centric", show_default=True, type=click.Choice(list(POLICIES)))
 @click.option("--admission", default="none", show_default=True, type=click.Choice(list(ADMISSIONS)))
 @click.option("--queue", default="fcfs", show_default=True, type=click.Choice(list(QUEUES)))
-@click.option("--slo-ttft-ms", default=30_000.0, show_default=True, type=POSITIVE, help="Limit on TTFT.")
-@click.option(
-    "--slo-tbt-ms",
-    default=100.0,
-    show_default=True,
-    type=POSITIVE,
-    help="Limit on the mean of a request's slowest tenth of gaps.",
-)
 @click.option("--link-gbps", type=POSITIVE, help="Of a node's link, each way.  [default: the profile's]")
 @click.option("--node-dram", type=Bytes(), help="Lent to the pool by a node.  [default: 1TB; colocated: 0]")
 @click.option("--ssd", default="0", show_default=True, type=Bytes(), help="SSD tier of such a node.")
@@ -88,32 +79,28 @@ class Bytes(click.ParamType):
     help="How nodes reuse their own pages.  [default: hash; pooled: off, all reuse goes through the pool]",
 )
 @click.option("--overlap-transfers/--no-overlap-transfers", default=True, show_default=True)
-@click.option("--speed", default=1.0, show_default=True, type=POSITIVE, help="Of the arrivals.")
-@click.option("--spread", "spreads", is_flag=True, help="Spread arrivals within the trace's ticks of 3 s.")
-@click.option("--divide-lengths", default=1, show_default=True, type=click.IntRange(1, 512))
-@click.option("--limit-requests", type=click.IntRange(1), help="Play the first requests alone.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1))
+@trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")
 @click.option(
     "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path),
     help="Draw latencies and load, SVG files, into this folder.",
 )  # fmt: skip
-def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, seed: int, **words: Any) -> None:
+def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **words: Any) -> None:
     """Play TRACE on a simulated cluster: latencies, goodput, hits, refusals, bytes moved.
 
     TRACE is a file of JSON lines as Mooncake publishes them. The control plane and the ranks are the live
     ones; forward passes, links and disks take as long as the profile says. Equal seeds give equal results.
     """
-    requests = requests_of(trace, seed, words)
+    requests = chosen_trace(trace, words)
     chosen = cluster_of(requests, words)
     began = time.perf_counter()
     with bar("requests", len(requests.requests)) as update:
         told = partial(_advance, update)
-        outcome = play(chosen, TraceSource(requests), seed, told=told)
+        outcome = play(chosen, TraceSource(requests), words["seed"], told=told)
     result = outcome.to_dict(chosen.ttft_s, chosen.tbt_s)
     show(result, time.perf_counter() - began)
     if json_file is not None:
-        about = {"trace": trace.name, "seed": seed, **words, "mode": chosen.mode}
+        about = {"trace": trace.name, **words, "mode": chosen.mode}
         write_out("--json", json_file, (json.dumps({**result, "config": about}, indent=1) + "\n").encode())
     if plot_folder is not None:
         _draw(outcome, chosen, plot_folder)
@@ -121,13 +108,6 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, seed:
 
 def _advance(update: Any, done: int) -> None:
     update(completed=done)
-
-
-def requests_of(file: Path, seed: int, words: dict[str, Any]) -> Trace:
-    """Return the requests that the options of a command choose. Raises TraceError or ConfigError."""
-    trace = read_trace(file).first(words["limit_requests"])
-    trace = sped(divided(trace, words["divide_lengths"]), words["speed"])
-    return spread(trace, seed) if words["spreads"] else trace
 
 
 def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
@@ -150,30 +130,14 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
 
 def show(result: dict[str, Any], wall_s: float) -> None:
     """Print a result: what became of the requests, a table of latencies, and what the cluster did."""
-    console = wide_console()
-    refused, failed = (sum(result[kind].values()) for kind in ("rejected", "failed"))
-    console.print(
-        f"{result['requests']:,} requests over {result['span_s']:,.0f} s, simulated in {wall_s:.1f} s: "
-        f"{result['completed']:,} completed, {refused:,} refused, {failed:,} failed; "
-        f"{result['slo_share']:.1%} within the limits, {result['goodput_rps']:.2f} requests/s",
-        highlight=False,
-    )
-    table = plain_table("seconds", "mean", "p50", "p90", "p99", left={"seconds"})
-    for name in ("ttft_s", "tbt_s", "tpot_s", "e2e_s"):
-        row = result[name]
-        if row["mean"] is not None:
-            table.add_row(name[:-2].upper(), *(f"{row[key]:.3f}" for key in ("mean", "p50", "p90", "p99")))
-    console.print(table)
+    report.show(result, f", simulated in {wall_s:.1f} s")
     tiers = ", ".join(f"{tier} {rate:.1%}" for tier, rate in result["hit_rate"].items() if rate)
     moved = ", ".join(f"{link} {nbytes / 1e9:,.0f} GB" for link, nbytes in result["bytes_moved"].items())
-    console.print(
+    wide_console().print(
         f"reused prompt tokens: {tiers or 'none'}\ncomputed for {result['prefill_s_per_request']:.3f} s per "
         f"request; moved: {moved or 'nothing'}",
         highlight=False,
     )
-    for kind in ("rejected", "failed"):
-        for cause, count in result[kind].items():
-            console.print(f"{count:,} {kind}: {cause}", highlight=False)
 
 
 def _draw(outcome: Outcome, cluster: Cluster, folder: Path) -> None:

@@ -18,20 +18,18 @@ import click
 import httpx
 import msgspec
 
-from mooncake_lite.config.options import API_KEY, OUT_FILE, URL, NumberRange, write_out
+from mooncake_lite.config.options import API_KEY, OUT_FILE, URL, write_out
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.tools.client import open_client
 from mooncake_lite.tools.replay_client import CONNECT_LIMIT_S, POOL, Played, Player, accepted_fields
 from mooncake_lite.workloads.metrics import spread_of, summary
+from mooncake_lite.workloads.options import POSITIVE, chosen_trace, trace_options
 from mooncake_lite.workloads.report import show
-from mooncake_lite.workloads.rescale import DIVIDE_LENGTHS, divided, sped, spread
-from mooncake_lite.workloads.traces import Trace, read_trace
+from mooncake_lite.workloads.traces import Trace
 
 LATE_S = 0.05
 """From here on the command says that requests were sent late."""
-
-POSITIVE = NumberRange(0, 1e9, min_open=True)
 
 
 @click.command("replay")
@@ -39,16 +37,7 @@ POSITIVE = NumberRange(0, 1e9, min_open=True)
 @URL
 @API_KEY
 @click.option("--model", default=None, help="Model id; left out, the server's first.")
-@click.option(
-    "--speed", type=POSITIVE, default=1, show_default=True, help="Divide times between requests by this."
-)  # fmt: skip
-@DIVIDE_LENGTHS
-@click.option("--limit-requests", type=click.IntRange(min=1), help="Play the first requests only.")
-@click.option(
-    "--spread-seed", type=int, help="Spread the requests of each tick of 3 s over the tick, with this seed."
-)
-@click.option("--slo-ttft-ms", type=POSITIVE, default=30_000, show_default=True, help="Limit on TTFT.")
-@click.option("--slo-tbt-ms", type=POSITIVE, default=100, show_default=True, help="Limit on TBT.")
+@trace_options
 @click.option(
     "--patience-s", type=POSITIVE, default=600, show_default=True, help="Longest time until an answer ends."
 )  # fmt: skip
@@ -61,10 +50,7 @@ def replay(trace: Path, url: str, api_key: str | None, **options: Any) -> None:
     earlier ones are answered. Prompts are words made from the ids of blocks, so that requests share the
     prefixes that the trace says.
     """
-    read = divided(read_trace(trace).first(options["limit_requests"]), options["divide_lengths"])
-    if options["spread_seed"] is not None:
-        read = spread(read, options["spread_seed"])
-    read = sped(read, options["speed"])
+    read = chosen_trace(trace, options)
     with open_client(httpx.Client, url, api_key, httpx.Timeout(CONNECT_LIMIT_S)) as client:
         fields = accepted_fields(client, url, options["model"])
     began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Prints what a run came to. Used by `replay`; it shows the keys of `metrics.summary`."""
+"""Prints what a run came to. Used by `replay` and `simulate cluster`; shows the keys of `metrics.summary`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ from typing import Any
 
 from mooncake_lite.config.progress import plain_table, wide_console
 
-LATENCIES = ("ttft_s", "tpot_s", "itl_s", "tbt_s", "e2e_s")
-SPREAD = ("mean", "p50", "p90", "p99")
+COLUMNS = ("mean", "p50", "p90", "p99")
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print the counts, a table of latencies in ms, and the causes of rejections and failures."""
-    console, slo = wide_console(), result["slo"]
-    rejected, failed = sum(result["rejected"].values()), sum(result["failed"].values())
+def show(result: dict[str, Any], how: str = "") -> None:
+    """Print the counts, a table of latencies, and the causes of what went wrong. how: after the time."""
+    console = wide_console()
+    refused, failed = (sum(result[kind].values()) for kind in ("rejected", "failed"))
     console.print(
-        f"{result['requests']:,} requests in {result['span_s']:.1f} s: {result['completed']:,} completed, "
-        f"{rejected:,} rejected, {failed:,} failed",
+        f"{result['requests']:,} requests over {result['span_s']:,.1f} s{how}: "
+        f"{result['completed']:,} completed, {refused:,} refused, {failed:,} failed; "
+        f"{result['slo_share'] or 0:.1%} within the limits, {result['goodput_rps'] or 0:.2f} requests/s",
         highlight=False,
     )
-    table = plain_table("ms", *SPREAD, left={"ms"})
-    for name in LATENCIES:
-        values = [result[name][column] for column in SPREAD]
-        cells = ["-" if value is None else f"{value * 1e3:,.1f}" for value in values]
-        table.add_row(name.removesuffix("_s").upper(), *cells)
+    table = plain_table("seconds", *COLUMNS, left={"seconds"})
+    for name in ("ttft_s", "tbt_s", "tpot_s", "itl_s", "e2e_s"):
+        if result[name]["mean"] is not None:
+            table.add_row(name[:-2].upper(), *(f"{result[name][column]:.3f}" for column in COLUMNS))
     console.print(table)
-    if result["slo_share"] is not None:
-        console.print(
-            f"{result['slo_share']:.1%} of the requests within TTFT {slo['ttft_s'] * 1e3:g} ms and TBT "
-            f"{slo['tbt_s'] * 1e3:g} ms; goodput {result['goodput_rps'] or 0:.3f} requests/s",
-            highlight=False,
-        )
-    for outcome in ("rejected", "failed"):
-        for cause, count in result[outcome].items():
-            console.print(f"{outcome} {count:,}: {cause}", highlight=False, markup=False)
+    for kind in ("rejected", "failed"):
+        for cause, count in result[kind].items():
+            console.print(f"{count:,} {kind}: {cause}", highlight=False, markup=False)

@@ -12,7 +12,6 @@ from itertools import groupby
 from math import isfinite
 from random import Random
 
-import click
 from msgspec import structs
 
 from mooncake_lite.errors import ConfigError
@@ -20,11 +19,6 @@ from mooncake_lite.workloads.traces import Trace, TraceRequest
 
 TICK_MS = 3000.0
 """The published traces have timestamps that are multiples of it."""
-
-DIVIDE_LENGTHS = click.option(
-    "--divide-lengths", type=click.IntRange(min=1), default=1, show_default=True,
-    help="Divide the lengths of prompts and answers: 1, 2, 4 ... 512. Shared prefixes stay shared.",
-)  # fmt: skip
 
 
 def divided(trace: Trace, by: int) -> Trace:

@@ -11,19 +11,17 @@ from hashlib import shake_128
 from mooncake_lite.workloads.traces import TraceRequest
 
 COMMON = """
-the of and to in is was for that on as with by he at it from his an were are which this be has had her or not
-but have one new first two their they its also who all been after more other she when would there some time
-into only most over may than city then year many where such used no between up them can three will these made
-while so during including him about what state part known both work out under well world second very day
-before area team long began name if even use people left later same number each through being life against
-own another game four much public since music school high book early house small group end old family north
-around line water place country south great side law east film took set five just until home order any man
-found town form system head back season power now times service company like last play best held came park
-term total case river road night air body field force light king general art run point class based west main
-must off local led few open son top six ten how go see help land sea big sun car blue green gold tree door
-hand face eyes word story money food fish wood stone rock hill bird horse dog cat child girl boy woman mother
-father friend heart mind truth voice song dance smile dream hope love peace summer winter spring morning
-evening today yesterday table chair
+of to in is on as by he at it an be or no up so if go do us me my we the and was for his are has had her not
+but one new two its who all she may can him men day way our out any own old end off set few how get got see
+say saw did let put run use why yes add act age ago air art ask bad bag bar bed big bit box boy bus buy car
+cat cup cut dog dry due ear eat egg eye fan far fit fix fly fun gas gap hat hit hot ice job joy key kid law
+lay leg lie lot low man map max mix net nor now oil pay pen per pet pie pot red row sea sit six sky son sun
+tax tea ten tie tip top toy try van wet win won yet you that with from were this have been more when time
+into only most over than city then year such used them your they what will also back best body book both call
+came card care case come cost dark data date days deal deep done door down each east easy else even ever face
+fact fall fast feel feet felt file film find fine fire firm fish five food foot form four free full game gave
+girl give goes gold gone good grow half hall hand hard head hear heat held help here high hill hold home hope
+hour idea just
 """
 
 WORDS = COMMON.split()

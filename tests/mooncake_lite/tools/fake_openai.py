@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from mooncake_lite.workloads.text import text_of_block
 from tests.patience import wait_until
 
 
@@ -46,7 +47,7 @@ class FakeServer:
         body = await request.json()
         if "ignore_eos" in body and not self.takes_ignore_eos:
             return refused(400, "unknown_parameter")
-        if body["prompt"] != " the":
+        if body["prompt"] != text_of_block(0, 1):
             self.bodies.append(body)
         return self.answers(body) or StreamingResponse(words(body), media_type="text/event-stream")
 

@@ -73,7 +73,7 @@ def test_a_trace_is_played_and_measured(
     assert sent_s == pytest.approx([0, 0.1, 0.2, 0.3], abs=1e-6)
     assert [len(line["record"]["token_times_s"]) for line in lines] == [4, 5, 6, 7]
     assert lines[0]["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
-    assert "4 completed, 0 rejected, 0 failed" in capsys.readouterr().out
+    assert "4 completed, 0 refused, 0 failed" in capsys.readouterr().out
 
 
 def test_lengths_times_and_the_number_of_requests_can_be_changed(trace: Path, fake: FakeServer) -> None:

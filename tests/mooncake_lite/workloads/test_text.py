@@ -43,7 +43,7 @@ def test_every_process_makes_the_same_text() -> None:
         for seed in ("1", "2")
     }
     assert texts == {f"{text_of_block(182790, 40)}\n".encode()}
-    assert text_of_block(182790, 9) == " was help and the the the the the child"
+    assert text_of_block(182790, 9) == " by each in of of of of of game"
 
 
 @pytest.mark.quick
