@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure the real engine, for `serve --engine emulated`.",
     ),
     "simulate": ("mooncake_lite.simulator.command:simulate", "Replay a trace against eviction policies."),
+    "workload": ("mooncake_lite.tools.workload:workload", "Describe and make traces of requests."),
     "replay": (
         "mooncake_lite.tools.replay:replay",
         "Play a trace against a running server, and measure latencies and goodput.",
