@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
-from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassLoad
 from mooncake_lite.profiles.file import Profile, profile_of
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 
@@ -39,6 +40,25 @@ def costs_of(profile: Profile) -> CostConfig:
         ),
         is_guess=False,
     )  # fmt: skip
+
+
+def pass_seconds(profile: Profile) -> Callable[[PassLoad], float]:
+    """Return how long the machines of a profile take for a forward pass.
+
+    Where whole prompts were measured in one pass, passes without a running batch cost what those did: reading
+    a cached prefix is a term of theirs.
+    """
+    compute, prompts = profile.compute, profile.prefill
+    if prompts is None or prompts.chunk_tokens:
+        return compute.seconds
+
+    def seconds(load: PassLoad) -> float:
+        if load.sequences or not load.new_tokens:
+            return compute.seconds(load)
+        cached = max(0.0, load.pairs / load.new_tokens - (load.new_tokens + 1) / 2)
+        return float(prompts.fit.seconds(load.new_tokens + cached, cached)) * compute.time_scale
+
+    return seconds
 
 
 def in_chunks(fit: ComputeCost) -> PrefillCost:

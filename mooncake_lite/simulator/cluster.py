@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.costs import costs_of
+from mooncake_lite.profiles.costs import costs_of, pass_seconds
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
@@ -140,7 +140,7 @@ class Cluster:
         )  # fmt: skip
         return Setting(
             seed=seed, shape=shape, faults=Faults.none(),
-            hardware=lambda clock: ProfiledHardware(clock, self.profile.compute.seconds, self.costs, nodes),
+            hardware=lambda clock: ProfiledHardware(clock, pass_seconds(self.profile), self.costs, nodes),
             source=source,
             dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)), exact=False,
         )  # fmt: skip

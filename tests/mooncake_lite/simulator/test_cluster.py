@@ -15,6 +15,7 @@ import pytest
 from mooncake_lite.cli import main
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.compute import PassLoad
+from mooncake_lite.profiles.costs import pass_seconds
 from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator.cluster import Cluster, parse_nodes
 from mooncake_lite.simulator.outcome import Outcome
@@ -24,6 +25,7 @@ from mooncake_lite.workloads.metrics import COMPLETED
 from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
 
 PROFILE = named_profile("LLaMA3-70B-8xA800")
+SECONDS = pass_seconds(PROFILE)
 MESSAGES_S = 0.01
 """More than all messages of a request take together until its first token: each takes at most 2 ms."""
 
@@ -48,7 +50,7 @@ def played(cluster: Cluster, trace: Trace, seed: int = 1) -> Outcome:
 
 def prefill_s(tokens: int, cached: int = 0) -> float:
     new = tokens - cached
-    return PROFILE.compute.seconds(PassLoad(new, new * cached + new * (new + 1) // 2))
+    return SECONDS(PassLoad(new, new * cached + new * (new + 1) // 2))
 
 
 @pytest.mark.quick
@@ -56,7 +58,7 @@ def test_a_request_alone_takes_what_the_profile_says() -> None:
     prompt, answer = 8_000, 50
     (record,) = played(one_each(), trace_of((0, prompt, answer, []))).records
     assert prefill_s(prompt) <= record.ttft_s <= prefill_s(prompt) + MESSAGES_S
-    steps_s = [PROFILE.compute.seconds(PassLoad(0, 0, 1, prompt + n)) for n in range(1, answer)]
+    steps_s = [SECONDS(PassLoad(0, 0, 1, prompt + n)) for n in range(1, answer)]
     *_, last_s = record.token_times_s
     assert len(record.token_times_s) == answer
     assert last_s - record.token_times_s[-10] == pytest.approx(sum(steps_s[-9:]), rel=1e-9)
@@ -74,6 +76,15 @@ def test_a_cached_prefix_comes_in_beside_the_pass_and_saves_its_computing() -> N
     assert outcome.reused["dram"] == 5_120
     assert outcome.prompt_tokens == 16_000
     assert outcome.to_dict(30, 0.1)["hit_rate"]["dram"] == pytest.approx(0.32)
+
+
+@pytest.mark.quick
+def test_a_pass_of_a_whole_prompt_takes_what_whole_prompts_took() -> None:
+    """FAST'25: 8k, 32k and 128k tokens in 1.00, 4.48 and 27.52 s; 95 % of them cached: 0.134, 0.406, 2.33."""
+    for tokens, whole_s, cached_s in ((8_192, 1.00, 0.134), (32_768, 4.48, 0.406), (131_072, 27.52, 2.33)):
+        assert prefill_s(tokens) == pytest.approx(whole_s, rel=0.03)
+        assert prefill_s(tokens, round(0.95 * tokens)) == pytest.approx(cached_s, rel=0.12)
+    assert SECONDS(PassLoad(100, 5_050, 4, 400)) == PROFILE.compute.seconds(PassLoad(100, 5_050, 4, 400))
 
 
 def waits_s(cluster: Cluster, lengths: list[int], rate: float, seed: int) -> list[float]:
