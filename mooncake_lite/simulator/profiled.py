@@ -1,7 +1,13 @@
-"""Hardware of one kind of machine: times come from its profile, transfers share the network.
+"""Hardware of one kind of machine: times come from its profile, transfers share links.
 
 Used by `experiment.py`. The control plane has the same profile to begin with. It does not know which
 transfers will overlap, or how long answers are. Explained in docs/explain/experiments.md.
+
+    read     source's OUT ---> IN of the rank's node ---> LOAD of the rank's node ---> pages
+    write    pages ---> LOAD of the rank's node ---> OUT of the rank's node ---> target's IN
+
+The first bytes are in pages while the last ones are still at their source, so a transfer is one flow over all
+three links. Within a node it is a flow over LOAD alone.
 """
 
 from __future__ import annotations
@@ -11,9 +17,19 @@ from collections.abc import Callable, Sequence
 
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.simulator.clock import Action, Clock
-from mooncake_lite.simulator.network import Network
+from mooncake_lite.simulator.network import Link, Network
 from scheduler.costs import CostConfig
 from store.objects import BlockRef
+
+KINDS = 4
+OUT, IN, LOAD, DISK = range(KINDS)
+"""The links of a node: to other nodes, from other nodes, between its memory and the pages of its ranks, and
+from its SSD into its memory."""
+
+
+def link_of(kind: int, node: int) -> Link:
+    """Return the number of a link."""
+    return KINDS * node + kind
 
 
 class ProfiledHardware:
@@ -24,14 +40,18 @@ class ProfiledHardware:
     """
 
     def __init__(
-        self, clock: Clock, seconds: Callable[[PassLoad], float], costs: CostConfig, nodes: Sequence[int]
+        self,
+        clock: Clock,
+        seconds: Callable[[PassLoad], float],
+        costs: CostConfig,
+        nodes: Sequence[int],
     ) -> None:
-        self._seconds, self._nodes = seconds, nodes
-        move = costs.transfer
-        self._near_bytes_per_s, self._far_bytes_per_s = costs.load.dram_bytes_per_s, move.far_bytes_per_s
-        self._latency_s = move.latency_s
-        self._moved = {"far": 0, "near": 0}
-        self._network = Network(clock, costs.load.dram_bytes_per_s, move.far_bytes_per_s, move.latency_s)
+        self._clock, self._seconds, self._nodes = clock, seconds, nodes
+        self._latency_s = costs.transfer.latency_s
+        far = costs.transfer.far_bytes_per_s
+        self._bytes_per_s = (far, far, costs.load.dram_bytes_per_s, costs.load.ssd_bytes_per_s)
+        self._moved = {"near": 0, "far": 0}
+        self._network = Network(clock, lambda link: self._bytes_per_s[link % KINDS])
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of the profile, as the emulated engine waits for them."""
@@ -41,14 +61,12 @@ class ProfiledHardware:
         """Return the seconds of the profile."""
         far = sum(ref.nbytes for ref in refs if self._nodes[ref.rank] != self._nodes[rank])
         near = sum(ref.nbytes for ref in refs) - far
-        return self._latency_s + near / self._near_bytes_per_s + far / self._far_bytes_per_s
+        return self._latency_s + near / self._bytes_per_s[LOAD] + far / self._bytes_per_s[IN]
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""
-        parts: Counter[tuple[int, int]] = Counter()
-        for ref in refs:
-            parts[self._nodes[ref.rank], self._nodes[rank]] += ref.nbytes
-        self._network.move(parts, done)
+        here = self._nodes[rank]
+        self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done)
 
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes that went between nodes so far, and within nodes."""
@@ -56,7 +74,34 @@ class ProfiledHardware:
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the node of this rank to the nodes that will hold them."""
-        parts: Counter[tuple[int, int]] = Counter()
+        here = self._nodes[rank]
+        self._move(rank, refs, lambda node: (link_of(OUT, here), link_of(IN, node)), done)
+
+    def _move(
+        self, rank: int, refs: Sequence[BlockRef], far: Callable[[int], tuple[Link, Link]], done: Action
+    ) -> None:
+        """Begin a flow for each node that holds some of the blocks, and call `done` when the last one ends.
+
+        far   the links between another node and that of the rank
+        """
+        here = self._nodes[rank]
+        nbytes: Counter[int] = Counter()
         for ref in refs:
-            parts[self._nodes[rank], self._nodes[ref.rank]] += ref.nbytes
-        self._network.move(parts, done)
+            nbytes[self._nodes[ref.rank]] += ref.nbytes
+        left = len(nbytes)
+        if not left:
+            self._clock.after(0.0, done)
+
+        def one_done() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done()
+
+        load = link_of(LOAD, here)
+        for node, count in nbytes.items():
+            self._moved["near" if node == here else "far"] += count
+            if node == here:
+                self._network.send((load,), count, one_done)
+            else:
+                self._network.send((*far(node), load), count, one_done, self._latency_s)
