@@ -99,15 +99,13 @@ def accepted_fields(client: httpx.Client, url: str, model: str | None) -> dict[s
     if not name:
         raise UserError(f"the server at {url} lists no model; name one with --model")
     fields = {**STREAMED, "model": name, "ignore_eos": True}
-    reply = _probe(client, url, fields)
-    if reply.status_code in (400, 422):
+    if (reply := _probe(client, url, fields)).status_code in (400, 422):
         del fields["ignore_eos"]
         reply = _probe(client, url, fields)
     if reply.status_code != 200:
         raise UserError(f"the server at {url} refuses a completion: {problem_of(reply)}")
     try:
-        for _ in events(reply.text.splitlines()):
-            pass
+        list(events(reply.text.splitlines()))
     except AnswerFailed as error:
         raise UserError(f"the server at {url} does not stream as the OpenAI API does: {error}") from None
     return fields
@@ -144,7 +142,7 @@ class Player:
     sent: int = 0
     stopped: str = ""
     _began_s: float = 0.0
-    _unreachable_since_s: float | None = None
+    _unreachable_since_s: float = 0.0
 
     async def play(self) -> None:
         """Send all requests and wait for their ends, or until Ctrl-C, or until the server is lost."""
@@ -156,9 +154,7 @@ class Player:
                 for request in self.trace.requests:
                     at_s = (request.timestamp - first_ms) / 1e3
                     await asyncio.sleep(max(0.0, at_s - self._now_s()))
-                    since_s = self._unreachable_since_s
-                    if since_s is not None and self._now_s() - since_s > self.lost_s:
-                        self.stopped = f"the server has taken no connection for {self.lost_s:g} s"
+                    if self.stopped:
                         break
                     self.sent += 1
                     group.create_task(self._one(request, at_s))
@@ -181,12 +177,13 @@ class Player:
             outcome, cause = FAILED, f"no whole answer within {self.patience_s:g} s"
         except (httpx.ConnectError, httpx.ConnectTimeout):
             outcome, cause = FAILED, "no connection"
-            if self._unreachable_since_s is None:
-                self._unreachable_since_s = sent_s
+            self._unreachable_since_s = self._unreachable_since_s or sent_s
+            if sent_s - self._unreachable_since_s > self.lost_s:
+                self.stopped = f"the server has taken no connection for {self.lost_s:g} s"
         except (httpx.HTTPError, AnswerFailed) as error:
             outcome, cause = FAILED, CONTROL.sub(" ", one_line(error))[:CAUSE_LENGTH]
         else:
-            self._unreachable_since_s = None
+            self._unreachable_since_s = 0.0
         last = usage[-1] if usage else Usage()
         record = Record(sent_s, times_s, outcome, cause, last.completion_tokens)
         self.played.append(Played(request, sent_s - at_s, record, last))
@@ -197,7 +194,7 @@ class Player:
 
         Raises AnswerFailed and httpx.HTTPError.
         """
-        headers = {"Content-Type": "application/json"}
+        headers, heard_s = {"Content-Type": "application/json"}, list[float]()
         async with self.client.stream("POST", "/v1/completions", content=body, headers=headers) as response:
             if response.status_code != 200:
                 await response.aread()
@@ -207,10 +204,13 @@ class Player:
                     continue
                 event = event_of(line)
                 if event is None:
-                    return (COMPLETED, "") if times_s else (FAILED, "an answer without text")
+                    times_s += [] if times_s else heard_s[:1]  # tokens without text
+                    return (COMPLETED, "") if times_s else (FAILED, "an answer without a choice")
                 chunk = _chunk_of(event)
+                if chunk.choices:
+                    heard_s.append(self._now_s())
                 if any(choice.text for choice in chunk.choices):
-                    times_s.append(self._now_s())
+                    times_s.append(heard_s[-1])
                 if chunk.usage is not None:
                     usage.append(chunk.usage)
         raise AnswerFailed(BROKE_OFF)

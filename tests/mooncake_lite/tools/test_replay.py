@@ -121,6 +121,16 @@ def test_what_goes_wrong_is_counted_by_its_cause(trace: Path, fake: FakeServer) 
     assert "an event of another form" in causes
 
 
+def test_an_answer_of_tokens_without_text_is_an_answer(trace: Path, fake: FakeServer) -> None:
+    async def silent() -> Any:
+        yield event({"choices": [{"text": ""}]})
+        yield "data: [DONE]\n\n"
+
+    fake.answers = lambda body: StreamingResponse(silent())
+    code, found = run(trace, fake)
+    assert (code, found["completed"], found["output_tokens"]) == (0, 4, 4)
+
+
 def test_a_request_without_a_whole_answer_in_time_has_failed(trace: Path, fake: FakeServer) -> None:
     fake.answers = lambda body: StreamingResponse(words(body, 60.0)) if body["max_tokens"] == 4 else None
     code, found = run(trace, fake, "--patience-s", "0.5")
