@@ -25,7 +25,7 @@ class SimulatedRank:
 
     rank      the machine
     held      blocks in its pages, as it has told the conductor
-    step_s    seconds of the forward pass under way, in a leap their mean; 0 without one
+    step_s    seconds that the forward pass under way computes, in a leap their mean; 0 without one
     most      forward passes that one step may stand for
     _inbox    orders that have come since the step under way began
     _alarm    number of the latest alarm for the end of a step; an earlier one changes nothing
@@ -37,7 +37,7 @@ class SimulatedRank:
         self.most, self._alarm = most, 0
         self.step_s = 0.0
         self._world = world
-        self._runner = VirtualRunner(self.number, kv, world, self._wake)
+        self._runner = VirtualRunner(self.number, kv, world, self._wake, self._set_alarm)
         self._inbox: list[Order] = []
         self._runs = self._leaps = False
 
@@ -85,10 +85,9 @@ class SimulatedRank:
             for order in inbox:
                 self._tell(rank.on(order, clock.now))
             step = rank.step(clock.now, self.most)
-            ends_at = self._runner.begin(step)
+            computed_at = self._runner.begin(step)
             if step.chunks:
-                self.step_s, self._leaps = (ends_at - clock.now) / step.steps, step.steps > 1
-                self._set_alarm(ends_at)
+                self.step_s, self._leaps = (computed_at - clock.now) / step.steps, step.steps > 1
                 return
             result = self._runner.end()
             self._tell(rank.ended(result, clock.now))

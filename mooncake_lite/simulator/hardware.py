@@ -27,8 +27,8 @@ class Hardware(Protocol):
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of a forward pass of a rank."""
 
-    def stream_s(self, rank: int, refs: Sequence[BlockRef]) -> float:
-        """Return the seconds in which blocks come by layers beside a pass, if nothing else is moved."""
+    def stream(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+        """Read blocks of the pool into the pages of a rank, by layers beside a pass."""
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Read blocks of the pool into the pages of a rank, or into its segment."""
@@ -52,17 +52,11 @@ class DrawnHardware:
         seconds = self._cost.seconds(load)
         return seconds * self._factor() if load.new_tokens else seconds
 
-    def stream_s(self, rank: int, refs: Sequence[BlockRef]) -> float:
-        """Draw the time of a transfer, in proportion to its blocks."""
-        return len(refs) * TRANSFER_S_PER_BLOCK * self._factor()
-
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """As `stream_s`."""
-        self._clock.after(self.stream_s(rank, refs), done)
+        """Draw the time of a transfer, in proportion to its blocks."""
+        self._clock.after(len(refs) * TRANSFER_S_PER_BLOCK * self._factor(), done)
 
-    def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """As `read`."""
-        self.read(rank, refs, done)
+    stream = write = read
 
     def bytes_moved(self) -> dict[str, int]:
         """Return nothing: nobody asks in runs with faults."""

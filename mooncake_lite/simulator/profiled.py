@@ -57,16 +57,12 @@ class ProfiledHardware:
         """Return the seconds of the profile, as the emulated engine waits for them."""
         return self._seconds(load)
 
-    def stream_s(self, rank: int, refs: Sequence[BlockRef]) -> float:
-        """Return the seconds of the profile."""
-        far = sum(ref.nbytes for ref in refs if self._nodes[ref.rank] != self._nodes[rank])
-        near = sum(ref.nbytes for ref in refs) - far
-        return self._latency_s + near / self._bytes_per_s[LOAD] + far / self._bytes_per_s[IN]
-
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""
         here = self._nodes[rank]
         self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done)
+
+    stream = read
 
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes that went between nodes so far, and within nodes."""

@@ -13,6 +13,7 @@ from itertools import accumulate, islice
 
 from msgspec.structs import replace
 
+from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.profiles.compute import PassLoad, load_of
 from mooncake_lite.simulator.clock import Action
 from mooncake_lite.simulator.faults import LATE_WRITE_S
@@ -32,6 +33,7 @@ class VirtualRunner:
     """The engine and the transfers of one rank.
 
     wake     is called when a transfer has ended
+    ends     is told when the step under way will end, as soon as that is known
     halves   what the staging halves hold, and _slots the single slots
 
     Of a pipeline it models all stages. Each takes the same part of a pass, and moves its part of blocks once
@@ -41,8 +43,15 @@ class VirtualRunner:
     _last_done  when the last stage has done all passes so far
     """
 
-    def __init__(self, number: int, kv: KV, world: Surroundings, wake: Callable[[], None]) -> None:
-        self._number, self._kv, self._world, self._wake = number, kv, world, wake
+    def __init__(
+        self,
+        number: int,
+        kv: KV,
+        world: Surroundings,
+        wake: Callable[[], None],
+        ends: Callable[[float], None],
+    ) -> None:
+        self._number, self._kv, self._world, self._wake, self._ends = number, kv, world, wake, ends
         self._per_block = world.shape.layout.block_tokens // world.shape.page_tokens  # pages
         self._halves: list[list[Content]] = [[] for _ in range(HALVES)]
         self._slots: dict[int, Content] = {}
@@ -58,7 +67,10 @@ class VirtualRunner:
         self._passes: list[tuple[float, float]] = []  # end and seconds of each pass of the step under way
 
     def begin(self, step: Step) -> float:
-        """Begin a step, and return the time of its end. It does not wait for transfers."""
+        """Begin a step, and return when its computing ends if no layer of a prefix is late.
+
+        It waits for no other transfer. A step that computes nothing ends at once.
+        """
         world, kv = self._world, self._kv
         for read in step.reads:
             landed = partial(self._arrived, read.half, read.places)
@@ -80,14 +92,28 @@ class VirtualRunner:
                 kv.copy(growth.copies, growth.pages[0])
         self._step, self._saved = step, saved
         self._tokens, self._passes, self._lost = [], [], None
-        came_s = self._come_in(step.ahead) if step.ahead is not None else 0.0
+        if step.ahead is not None:
+            assert step.steps == len(self._ranks) == 1, "neither leaps nor pipelines load by layers"
+            self._come_in(step.ahead)
         self._compute(step)
-        ends_at = max(self._passes[-1][0], world.clock.now + came_s) if self._passes else world.clock.now
-        for group in step.writes:
-            if group.behind:  # the other layers have left by then
+        computed_at = self._passes[-1][0] if self._passes else world.clock.now
+        if step.chunks and step.ahead is None:
+            self._will_end(computed_at)
+        return computed_at
+
+    def _has_come(self) -> None:
+        """Know when the step ends: its last group of layers is computed after it has come."""
+        ((computed_at, seconds),) = self._passes
+        self._will_end(max(computed_at, self._world.clock.now + seconds / GROUPS))
+
+    def _will_end(self, time: float) -> None:
+        """Tell when the step ends. The last layers that leave behind it leave then."""
+        world = self._world
+        for group in self._step.writes:
+            if group.behind:
                 count = -(-len(group.places) // world.memory.layers)
-                world.clock.at(ends_at, partial(self._write, group, count))
-        return ends_at
+                world.clock.at(time, partial(self._write, group, count))
+        self._ends(time)
 
     def _when_all_can(self, begin: Action) -> None:
         """Begin a transfer once the last stage has done what it was told before."""
@@ -112,8 +138,8 @@ class VirtualRunner:
         if not self._is_dead:
             self._world.hardware.write(self._number, group.places[:count], left)
 
-    def _come_in(self, load: LayerLoad) -> float:
-        """Bring blocks into pages before a pass. Returns how long their layers come beside it."""
+    def _come_in(self, load: LayerLoad) -> None:
+        """Bring blocks into pages before a pass. Their layers come beside it."""
         world, places = self._world, load.places
         found = [world.memory.find(place) or NOTHING for place in places]
         self._kv.put(load.pages, found)
@@ -127,7 +153,7 @@ class VirtualRunner:
             self._lost = TransferEnded(0, FAILED, late)
         elif bad := self._differ(places, found):
             self._lost = TransferEnded(0, BAD, bad=bad)
-        return world.hardware.stream_s(self._number, places)
+        world.hardware.stream(self._number, places, self._has_come)
 
     def _differ(self, places: Sequence[BlockRef], found: Sequence[Content]) -> list[BlockRef]:
         """Return the places that have to be compared, and hold other bytes than were put there."""

@@ -213,15 +213,12 @@ class Moves:
         """Return 100 ms."""
         return 0.1
 
-    def stream_s(self, rank: int, refs: Sequence[BlockRef]) -> float:
-        """Note blocks that come from the pool."""
-        self._seen.moved(rank, refs, to_pool=False)
-        return 0.001
-
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Note blocks that come from the pool."""
         self._seen.moved(rank, refs, to_pool=False)
         self._clock.after(0.001, done)
+
+    stream = read
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Note blocks that go to the pool."""
