@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from mooncake_lite.config.modes import MODES
-from mooncake_lite.config.options import OUT_FILE, write_out
+from mooncake_lite.config.options import OUT_FILE, NumberRange, write_out
 from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.config.reading import parse_bytes
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.profiles.file import Profile, named_profile
 from mooncake_lite.simulator.cluster import Cluster, parse_nodes
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
@@ -53,6 +54,11 @@ class Bytes(click.ParamType):
 @click.option("--nodes", default="8P8D", show_default=True, help="Nodes that prefill and decode, or nC.")
 @click.option("--mode", type=click.Choice(list(MODES)), help="[default: pooled, or colocated for nC]")
 @click.option("--profile", default=PROFILE, show_default=True, help="Of the machines: a file or a name.")
+@click.option(
+    "--decode-ms-per-sequence",
+    type=NumberRange(0, 1e4),
+    help="Time that each sequence adds to a decode step, in place of the profile's. One alone takes as long.",
+)
 @click.option("--policy", default="kvcache-centric", show_default=True, type=click.Choice(list(POLICIES)))
 @click.option("--admission", default="none", show_default=True, type=click.Choice(list(ADMISSIONS)))
 @click.option("--queue", default="fcfs", show_default=True, type=click.Choice(list(QUEUES)))
@@ -116,8 +122,9 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
     mode = words["mode"] or ("colocated" if "compute" in nodes else "pooled")
     dram = words["node_dram"]
     gbps = words["link_gbps"]
+    profile = profile_with(named_profile(words["profile"]), words["decode_ms_per_sequence"])
     return Cluster(
-        profile=named_profile(words["profile"]), nodes=nodes, mode=mode, block_tokens=trace.block_tokens,
+        profile=profile, nodes=nodes, mode=mode, block_tokens=trace.block_tokens,
         node_bytes=(0 if mode == "colocated" else 10**12) if dram is None else dram,
         ssd_bytes=words["ssd"], kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
@@ -138,6 +145,23 @@ def show(result: dict[str, Any], wall_s: float) -> None:
         f"request; moved: {moved or 'nothing'}",
         highlight=False,
     )
+
+
+def profile_with(profile: Profile, ms_per_sequence: float | None) -> Profile:
+    """Return a profile whose decode steps cost so much for each sequence; None: as it is.
+
+    A step of one sequence takes as long as before. Raises ConfigError when one sequence would cost more.
+    """
+    if ms_per_sequence is None:
+        return profile
+    compute, each_s = profile.compute, ms_per_sequence / 1000 / profile.compute.time_scale
+    decode = compute.fit.decode
+    base_s = decode.base_s + decode.per_token_s - each_s
+    if base_s < 0:
+        most = 1000 * compute.time_scale * (decode.base_s + decode.per_token_s)
+        raise ConfigError(f"--decode-ms-per-sequence {ms_per_sequence:g}: a step of one takes {most:.4g} ms")
+    fit = replace(compute.fit, decode=replace(decode, base_s=base_s, per_token_s=each_s))
+    return profile.with_section("compute", replace(compute, fit=fit))
 
 
 def _draw(outcome: Outcome, cluster: Cluster, folder: Path) -> None:

@@ -15,7 +15,10 @@ import numpy as np
 
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.hardware import Hardware
-from mooncake_lite.workloads.metrics import COMPLETED, REJECTED, Record, is_within, summary
+from mooncake_lite.workloads.metrics import COMPLETED, REJECTED, Record, is_within, spread_of, summary
+
+TBT_LIMITS_MS = (50, 60, 70, 80, 90, 100, 120, 200, 300)
+"""Limits on TBT for which shares are told; those of the paper are among them (FAST'25, figures 1 and 9)."""
 
 
 @dataclass(slots=True)
@@ -118,11 +121,21 @@ class Outcome:
         return sum(is_within(one, ttft_s, tbt_s) for one in self.records) / len(self.records)
 
     def to_dict(self, ttft_s: float, tbt_s: float) -> dict[str, Any]:
-        """Return what the JSON file has: see `workloads.metrics.summary` for the latencies."""
+        """Return what the JSON file has: see `workloads.metrics.summary` for the latencies.
+
+        second_token_s        from the arrival: by then the KV of the prompt is where the answer is decoded
+        shares_within_tbt_ms  limit on TBT -> share of all requests that met it and the limit on TTFT
+        """
+        done = [one for one in self.records if one.outcome == COMPLETED]
+        long = [one for one in done if len(one.token_times_s) > 1]
+        in_time = np.array([one.tbt_s for one in done if one.ttft_s <= ttft_s])
+        shares = {ms: float(np.sum(in_time <= ms / 1000)) / len(self.records) for ms in TBT_LIMITS_MS}
         tokens = max(1, self.prompt_tokens)
         rates = {tier: count / tokens for tier, count in self.reused.items()}
         return {
             **summary(self.records, ttft_s, tbt_s),
+            "second_token_s": spread_of(one.token_times_s[1] - one.arrived_s for one in long),
+            "shares_within_tbt_ms": shares,
             "hit_rate": {"all": sum(rates.values()), "dram": 0.0, "ssd": 0.0, **rates},
             "prefill_s_per_request": self.prefill_s / max(1, self.prefills),
             "wasted_prefills": self.wasted,

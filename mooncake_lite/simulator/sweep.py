@@ -16,9 +16,11 @@ Results do not depend on the number of processes. Explained in docs/explain/simu
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import signal
 import tomllib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +64,11 @@ class Sweep:
         return [run for _, runs in self.rows for run in runs]
 
 
-def read_sweep(path: Path) -> Sweep:
-    """Read a file, and check every run that it asks for. Raises ConfigError or TraceError."""
+def read_sweep(path: Path, trace: Path | None = None) -> Sweep:
+    """Read a file, and check every run that it asks for. Raises ConfigError or TraceError.
+
+    trace   to be played in place of the one that the file names
+    """
     try:
         said = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
     except OSError as error:
@@ -77,18 +82,18 @@ def read_sweep(path: Path) -> Sweep:
             raise ConfigError(f"{path}: give values to {name}, either in [cluster] or, several, in [vary]")
     if not said.vary or not 0 < count <= MOST_RUNS:
         raise ConfigError(f"{path}: {count:,} runs; vary something, in at most {MOST_RUNS:,} runs")
-    rows = []
+    rows, played = [], trace or path.parent / said.trace
     for chosen in itertools.product(*said.vary.values()):
         options = {**said.cluster, **dict(zip(said.vary, chosen))}
-        rows.append((chosen, [_parsed(path, said.trace, options, seed) for seed in said.seeds]))
+        rows.append((chosen, [_parsed(path, played, options, seed) for seed in said.seeds]))
     for _, (run, *_) in rows:
         cluster_of(chosen_trace(run["trace"], run), run)
     return Sweep(list(said.vary), rows)
 
 
-def _parsed(path: Path, trace: str, options: dict[str, Value], seed: int) -> dict[str, Any]:
+def _parsed(path: Path, trace: Path, options: dict[str, Value], seed: int) -> dict[str, Any]:
     """Return the parameters of a run, as the command itself would parse them."""
-    words = [str(path.parent / trace), "--seed", str(seed)]
+    words = [str(trace), "--seed", str(seed)]
     for name, value in options.items():
         flag = f"--{name}" if value is not False else f"--no-{name}"
         if flag in NO_OPTIONS:
@@ -119,10 +124,7 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
 
         executor = MPIPoolExecutor()
     else:
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
-        executor = ProcessPoolExecutor(jobs, get_context("spawn"))
+        executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     try:
         yield executor
     finally:
@@ -135,14 +137,16 @@ def play_sweep(sweep: Sweep, executor: Executor, told: Callable[[], None]) -> li
     futures: dict[Future[dict[str, Any]], tuple[int, int]] = {}
     found: dict[tuple[int, int], dict[str, Any]] = {}
     try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started now inherit it
         for place, run in zip(places, sweep.runs):
             futures[executor.submit(run_one, run)] = place
+        signal.signal(signal.SIGINT, before)
         for future in as_completed(futures):
             found[futures[future]] = future.result()
             told()
     except KeyboardInterrupt:
-        for future in futures:
-            future.cancel()
+        for child in multiprocessing.active_children():
+            child.terminate()
     return [
         [found[place] for place in places if place[0] == row and place in found]
         for row in range(len(sweep.rows))

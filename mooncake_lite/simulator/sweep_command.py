@@ -31,18 +31,19 @@ COLUMNS = {
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--trace", type=click.Path(path_type=Path), help="Play this trace in place of FILE's.")
 @click.option("--jobs", type=click.IntRange(1, 4096), help="Runs at once.  [default: one per core]")
 @click.option(
     "--mpi", is_flag=True, help="Run on the other ranks: mpirun ... python -m mpi4py.futures -m ..."
 )
 @click.option("--json", "json_file", type=OUT_FILE, help="Write all results to this file.")
-def sweep(file: Path, jobs: int | None, mpi: bool, json_file: Path | None) -> None:
+def sweep(file: Path, trace: Path | None, jobs: int | None, mpi: bool, json_file: Path | None) -> None:
     """Play every combination of the options that FILE varies, for every seed, and print a table.
 
     FILE is TOML: `trace`, `seeds`, [cluster] with options of `simulate cluster`, and [vary] with lists of
     them. The table is the same whatever the number of processes. Ctrl-C keeps what is done.
     """
-    wanted = read_sweep(file)
+    wanted = read_sweep(file, trace)
     with counted("runs", len(wanted.runs)) as told, processes(jobs or usable_cores(), mpi=mpi) as executor:
         results = play_sweep(wanted, executor, told)
     show(wanted, results)

@@ -16,6 +16,7 @@ import pytest
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.forward import Model, load_model
+from mooncake_lite.tools.bench import cluster as clusters
 from mooncake_lite.tools.bench import ideas, ideas_cluster, ideas_overlap
 from mooncake_lite.tools.bench.cluster import Ask, Reply, stream_times
 from mooncake_lite.tools.bench.engine_sides import random_prompts
@@ -132,9 +133,9 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
         yield SimpleNamespace(port=port)
 
     shipped = emulation.profile_of(emulation.model_folder(tmp_path / "model"))
-    monkeypatch.setattr(ideas_cluster, "started", started)
+    monkeypatch.setattr(clusters, "started", started)
     monkeypatch.setattr(ideas_overlap, "started", started)
-    monkeypatch.setattr(ideas_cluster, "scaled_profile", lambda *_: shipped)
+    monkeypatch.setattr(clusters, "scaled_profile", lambda *_: shipped)
     rows = ideas.run(quick=True, folder=tiny)
     assert list(dict.fromkeys(row.name.partition(":")[0] for row in rows)) == NAMES
     assert all(row.ours > 0 and row.peer is not None and row.peer.value > 0 for row in rows)
