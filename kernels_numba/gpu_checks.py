@@ -5,7 +5,7 @@ Needs torch; knows the public functions, and the rungs behind them by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +18,10 @@ from kernels_numba.checks import NO_WINDOW
 
 Check = tuple[str, Callable[[], str]]
 DEVICE = "cuda"
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
-"""Largest error of outputs that are means of normal values, some up to 4: half a unit of their last place,
-plus the weights' rounding on tensor cores; float32: the sums' and the hardware's exp2."""
+TOLERANCE = {torch.float32: 5e-5, torch.float16: 2**-8, torch.bfloat16: 2**-5}
+"""Largest error of a number, as a share of the root mean square of its row, which long contexts make small.
+Some numbers are five times that: half a unit of their last place, plus the weights' rounding on tensor cores;
+float32: the sums' and the hardware's exp2."""
 
 
 @dataclass
@@ -94,10 +95,11 @@ def make_paged(
     )
 
 
-def compare(found: Any, wanted: Any, allowed: float | None = None) -> str:
-    """The largest error; raises AssertionError when it is too large or not a number."""
-    error = (found.double() - wanted).abs().max().item()
-    allowed = TOLERANCE[found.dtype] if allowed is None else allowed
+def compare(found: Any, wanted: Any) -> str:
+    """The largest error, as TOLERANCE; raises AssertionError when it is too large or not a number."""
+    size = wanted.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-9)  # of a row that must be zeros
+    error = ((found.double() - wanted).abs() / size).max().item()
+    allowed = TOLERANCE[found.dtype]
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
     return f"error {error:.2g}"
 
@@ -116,9 +118,11 @@ SHAPES = (  # dtype, heads, kv_heads, head_dim
 )
 
 
-def _decode(shape: Any, window: int | None, page_size: int) -> str:
-    lens = [1, 17, 300, 2049, 0, 5000]
-    paged = make_paged(shape[0], lens, [1] * len(lens), shape[1:], page_size)
+LENS = (1, 17, 300, 2049, 0, 5000)
+
+
+def _decode(shape: Any, window: int | None, page_size: int, lens: Sequence[int] = LENS) -> str:
+    paged = make_paged(shape[0], list(lens), [1] * len(lens), shape[1:], page_size)
     out = torch.full_like(paged.query, torch.nan)
     options = {} if window is None else {"window": window}
     found = kernels_numba.paged_attention_decode(
@@ -141,6 +145,8 @@ def decode_checks() -> Iterator[Check]:
         for window, page_size in ((None, 16), (100, 32)):
             title = f"decode {shape[0]} {shape[1:]} window {window}"
             yield title, partial(_decode, shape, window, page_size)
+    for shape in SHAPES[:2]:
+        yield f"decode {shape[0]} {shape[1:]} of 16384 tokens", partial(_decode, shape, None, 16, [16384])
     yield "decode v3 bfloat16", _decode_without_tensor_cores
 
     def beside() -> str:

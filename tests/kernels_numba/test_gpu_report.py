@@ -326,6 +326,16 @@ def test_the_checks_find_one_wrong_number(monkeypatch) -> None:
             action()
 
 
+def test_the_checks_find_that_a_piece_of_a_long_context_is_missing(monkeypatch) -> None:
+    on_cpu(monkeypatch)
+    paged = gpu_checks.make_paged(torch.bfloat16, [16384], [1], (4, 1, 64))
+    wanted = paged.expected()
+    gpu_checks.compare(wanted.bfloat16(), wanted)
+    paged.lens -= 384  # one of some 43 pieces
+    with pytest.raises(AssertionError, match="error"):
+        gpu_checks.compare(paged.expected().bfloat16(), wanted)
+
+
 def test_the_figures_are_made_of_medians_and_of_the_best_limit(monkeypatch) -> None:
     on_cpu(monkeypatch)
     monkeypatch.setattr(gpu_figures, "RUNS", 3)
