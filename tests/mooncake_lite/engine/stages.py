@@ -51,7 +51,7 @@ def _part(model: Model, stage: Stage) -> Model:
         weights.norm if stage.is_last else None,
         weights.head if stage.is_last else None,
     )
-    return Model(stage.part_of(model.config), some, "float32", "cpu", model.batch_invariant)
+    return Model(stage.part_of(model.config), some, "float32", str(model.device), model.batch_invariant)
 
 
 class StagedRunner:
