@@ -32,6 +32,7 @@ def ends(*nbytes: int) -> list[float]:
         transfer=TransferCost(BYTES_PER_S, BYTES_PER_S, LATENCY_S), load=LoadCost(1e6, 1e6, 0.0)
     )
     world: Any = SimpleNamespace(
+        exact=True,
         clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2, 1024),
         hardware=ProfiledHardware(clock, lambda load: COMPUTE_S, costs, nodes),
         shape=SimpleNamespace(
