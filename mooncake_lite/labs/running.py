@@ -33,12 +33,14 @@ def run_tests(
     seeds: Mapping[str, int],
     *,
     level: Level,
+    only: Sequence[str] = (),
     gpu: bool = False,
 ) -> Outcome:
     """Run the tests of these tasks.
 
         root   where the tests and lab.toml are
         tree   whose code is tested
+        only   names of tests, all when empty
         gpu    run kernels on a GPU, in place of the simulator
 
     Raises LabError if nothing is collected, or if the judge itself fails.
@@ -53,7 +55,8 @@ def run_tests(
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         command = [sys.executable, "-m", "pytest", "-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}"]
         command += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
-        command += ["-p", "no:cacheprovider", f"--confcutdir={root / 'tests/labs'}"]
+        command += ["-p", "no:cacheprovider"]
+        command += [f"--confcutdir={root / 'tests/labs'}", *(["-k", " or ".join(only)] if only else [])]
         try:
             done = subprocess.run(
                 [*command, *map(str, files)],
