@@ -61,6 +61,13 @@ def pass_seconds(profile: Profile) -> Callable[[PassLoad], float]:
     return seconds
 
 
+def covered(profile: Profile) -> PassLoad:
+    """Return the most of each that a measured pass had: beyond it, costs are extrapolated."""
+    loads = [one.load for one in profile.compute.passes]
+    names = PassLoad.__struct_fields__
+    return PassLoad(*(max((getattr(load, name) for load in loads), default=0) for name in names))
+
+
 def in_chunks(fit: ComputeCost) -> PrefillCost:
     """Return the cost of whole prompts, from that of passes: a prompt pays a base for each of its chunks."""
     terms = fit.prefill

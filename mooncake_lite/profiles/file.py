@@ -1,4 +1,4 @@
-"""The profile file: JSON with the model, the machine, the date, and the sections compute, prefill and moves.
+"""The profile file: JSON with the model, the machine, the date, and what was measured, in sections.
 
 Written by `mooncake-lite profile`, read before launch and by every emulated rank. A section that this version
 does not know is kept as it is. Drawn in docs/explain/emulation.md.
@@ -109,7 +109,26 @@ class MovesSection(msgspec.Struct, frozen=True):
             raise ValueError("rates and near_latency_s must be above 0")
 
 
-Section = TypeVar("Section", PrefillSection, MovesSection)
+class OverheadsSection(msgspec.Struct, frozen=True):
+    """What serving takes besides forward passes and moves of KV: the part that is this program.
+
+    step_s      a rank, from the end of a pass to the begin of the next one
+    message_s   a control message, from one process to another one's answer to it
+    request_s   a request in the gateway, from the client and back to it
+
+    Without this section they are guessed: what the default model's ranks take on a small machine.
+    """
+
+    step_s: float = 0.0004
+    message_s: float = 0.001
+    request_s: float = 0.004
+
+    def __post_init__(self) -> None:
+        if not min(msgspec.structs.astuple(self)) > 0:
+            raise ValueError("every overhead must be above 0")
+
+
+Section = TypeVar("Section", PrefillSection, MovesSection, OverheadsSection)
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -139,6 +158,11 @@ class Profile(msgspec.Struct, frozen=True):
     def moves(self) -> MovesSection | None:
         """Return the section about moving KV, if there is one."""
         return self._section("moves", MovesSection)
+
+    @property
+    def overheads(self) -> OverheadsSection | None:
+        """Return the section about what serving takes besides, if there is one."""
+        return self._section("overheads", OverheadsSection)
 
     def _section(self, name: str, kind: type[Section]) -> Section | None:
         raw = self.sections.get(name)
@@ -194,7 +218,7 @@ def parse_profile(raw: bytes, source: str) -> Profile:
             raise ConfigError(
                 f"profile={source!r} has no section compute; measure it with `mooncake-lite profile`"
             )
-        _ = profile.compute, profile.prefill, profile.moves
+        _ = profile.compute, profile.prefill, profile.moves, profile.overheads
         return profile
     except msgspec.DecodeError as error:
         raise ConfigError(

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.costs import costs_of, pass_seconds
-from mooncake_lite.profiles.file import Profile
+from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
+from mooncake_lite.profiles.file import OverheadsSection, Profile
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -33,17 +33,17 @@ MOST_NODES = 4_096
 LEAST_PAGE = 16
 """Tokens of a page. Pages of long blocks are whole blocks: fewer of them are counted in the same time."""
 
-LETTERS = {"P": "prefill", "D": "decode", "C": "compute"}
+LETTERS = {"P": "prefill", "D": "decode", "C": "compute", "S": "store"}
 
 
 def parse_nodes(words: str) -> dict[str, int]:
-    """Return the nodes of each role, of words like 8P8D or 16C. Raises ConfigError."""
-    found = {letter: int(count) for count, letter in re.findall(r"(\d{1,6})([PDC])", words)}
+    """Return the nodes of each role, of words like 8P8D, 16C or 4P4D2S. Raises ConfigError."""
+    found = {letter: int(count) for count, letter in re.findall(r"(\d{1,6})([PDCS])", words)}
     if "".join(f"{count}{letter}" for letter, count in found.items()) != words or 0 in found.values():
         raise ConfigError(f"--nodes {words!r}: write how many nodes prefill and decode, as 8P8D, or 16C")
     if sum(found.values()) > MOST_NODES:
         raise ConfigError(f"--nodes {words}: at most {MOST_NODES:,} nodes")
-    if set(found) not in ({"P", "D"}, {"C"}):
+    if set(found) - {"S"} not in ({"P", "D"}, {"C"}):
         raise ConfigError(f"--nodes {words}: name nodes that prefill and nodes that decode, or nC for both")
     return {LETTERS[letter]: count for letter, count in found.items()}
 
@@ -52,11 +52,14 @@ def parse_nodes(words: str) -> dict[str, int]:
 class Cluster:
     """One cluster.
 
-    profile      of its machines
-    nodes        nodes by the role of their computing rank
+    profile      of its machines, from which the control plane knows costs
+    machines     what they are, where that differs from the profile
+    nodes        nodes by the role of their computing rank; store: stores of the pool, left out: one on each
+                 node that prefills
+    together     all ranks are on one node, as on a laptop
     mode         of the cluster, from modes.MODES
     block_tokens of a block of the pool
-    node_bytes   DRAM that a node lends: to the pool, where it prefills; in mode split, where it decodes
+    node_bytes   DRAM that a store lends to the pool; in mode split, that a node lends which decodes
     ssd_bytes    of the tier of each such node; 0: there is none
     kv_bytes     KV pages of a computing rank
     link_bytes_per_s   of a node's link, in each direction; None: what the profile measured
@@ -70,6 +73,8 @@ class Cluster:
 
     profile: Profile
     nodes: Mapping[str, int]
+    machines: Profile | None = None
+    together: bool = False
     mode: str = "pooled"
     block_tokens: int = 512
     node_bytes: int = 10**12
@@ -90,7 +95,7 @@ class Cluster:
     def __post_init__(self) -> None:
         mode = MODES[self.mode]
         wanted = {role for role in mode.ranks if role != "store"}
-        if wanted != set(self.nodes):
+        if wanted != set(self.nodes) - {"store"}:
             letters = {role: letter for letter, role in LETTERS.items()}
             form = "".join(f"n{letters[role]}" for role in ROLES if role in wanted)
             raise ConfigError(f"mode {self.mode} has nodes of the form {form}")
@@ -123,10 +128,16 @@ class Cluster:
             return costs
         return replace(costs, transfer=replace(costs.transfer, far_bytes_per_s=self.link_bytes_per_s))
 
+    @property
+    def overheads(self) -> OverheadsSection:
+        """Return what the profile has measured besides passes and moves, or a guess."""
+        return (self.machines or self.profile).overheads or OverheadsSection()
+
     def setting(self, source: Source, seed: int) -> Setting:
         """Return a run: the requests of a source on this cluster, without faults."""
         roles, nodes = self._ranks()
         lenders = {"store"} if "store" in roles else MODES[self.mode].lenders - {"compute"}
+        machines = self.machines or self.profile
         page_tokens = self.block_tokens if self.block_tokens > 4 * LEAST_PAGE else LEAST_PAGE
         nbytes = self.layout.nbytes
         shape = Shape(
@@ -140,19 +151,23 @@ class Cluster:
         )  # fmt: skip
         return Setting(
             seed=seed, shape=shape, faults=Faults.none(),
-            hardware=lambda clock: ProfiledHardware(clock, pass_seconds(self.profile), self.costs, nodes),
+            hardware=lambda clock: ProfiledHardware(
+                clock, pass_seconds(machines), self.costs, nodes, self.overheads, covered(machines)
+            ),
             source=source,
             dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)), exact=False,
         )  # fmt: skip
 
     def _ranks(self) -> tuple[list[str], list[int]]:
         """Return role and node of each rank: a steward, stores, and a computing rank on each node."""
-        computing = [role for role in ROLES for _ in range(self.nodes.get(role, 0))]
-        stores = [node for node, role in enumerate(computing) if role != "decode"]
+        computing = [role for role in ROLES if role != "store" for _ in range(self.nodes.get(role, 0))]
+        lenders = [node for node, role in enumerate(computing) if role != "decode"]
+        count = self.nodes.get("store", len(lenders))
+        stores = [lenders[number % len(lenders)] for number in range(count)]
         if self.mode == "split" or not self.node_blocks:
             stores = []
         roles = ["steward", *computing, *["store"] * len(stores)]
-        return roles, [0, *range(len(computing)), *stores]
+        return roles, [0] * len(roles) if self.together else [0, *range(len(computing)), *stores]
 
     def _config(self, roles: list[str], nodes: list[int], requests: int) -> ControlConfig:
         limits = (inf, inf) if self.admission == "none" else (self.ttft_s, self.tbt_s)

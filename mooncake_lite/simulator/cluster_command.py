@@ -21,12 +21,15 @@ from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.config.reading import parse_bytes
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import Profile, named_profile
-from mooncake_lite.simulator.cluster import Cluster, parse_nodes
+from mooncake_lite.simulator.cluster import LETTERS, Cluster, parse_nodes
+from mooncake_lite.simulator.intervals import drawn, intervals
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.recorded import read_recording
 from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.simulator.workload import mixed
 from mooncake_lite.workloads import report
-from mooncake_lite.workloads.options import POSITIVE, chosen_trace, trace_options
+from mooncake_lite.workloads.options import POSITIVE, adapted, chosen_trace, trace_options
 from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
@@ -51,7 +54,11 @@ class Bytes(click.ParamType):
 
 @click.command("cluster")
 @click.argument("trace", type=click.Path(path_type=Path))
-@click.option("--nodes", default="8P8D", show_default=True, help="Nodes that prefill and decode, or nC.")
+@click.option(
+    "--nodes",
+    help="Nodes that prefill and decode, or nC; nS: stores, else one at each P.  [default: 8P8D]",
+)
+@click.option("--one-node", is_flag=True, help="All ranks are on one node, as on a laptop.")
 @click.option("--mode", type=click.Choice(list(MODES)), help="[default: pooled, or colocated for nC]")
 @click.option("--profile", default=PROFILE, show_default=True, help="Of the machines: a file or a name.")
 @click.option(
@@ -84,12 +91,18 @@ class Bytes(click.ParamType):
     type=click.Choice(["hash", "radix", "off"]),
     help="How nodes reuse their own pages.  [default: hash; pooled: off, all reuse goes through the pool]",
 )
+@click.option("--max-num-seqs", type=click.IntRange(1), help="That a node decodes at once.  [default: all]")
 @click.option("--overlap-transfers/--no-overlap-transfers", default=True, show_default=True)
+@click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")
 @click.option(
     "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path),
     help="Draw latencies and load, SVG files, into this folder.",
+)  # fmt: skip
+@click.option(
+    "--runs", type=click.IntRange(1, 1000), default=1, show_default=True,
+    help="Play so often, on machines that differ as the profile's errors allow, and give 90 % intervals.",
 )  # fmt: skip
 def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **words: Any) -> None:
     """Play TRACE on a simulated cluster: latencies, goodput, hits, refusals, bytes moved.
@@ -97,14 +110,15 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
     TRACE is a file of JSON lines as Mooncake publishes them. The control plane and the ranks are the live
     ones; forward passes, links and disks take as long as the profile says. Equal seeds give equal results.
     """
-    requests = chosen_trace(trace, words)
+    requests = requests_of(trace, words)
     chosen = cluster_of(requests, words)
     began = time.perf_counter()
-    with bar("requests", len(requests.requests)) as update:
-        told = partial(_advance, update)
-        outcome = play(chosen, TraceSource(requests), words["seed"], told=told)
-    result = outcome.to_dict(chosen.ttft_s, chosen.tbt_s)
+    outcome, results = _play(chosen, requests, words["seed"], words["runs"])
+    result = results[0]
     show(result, time.perf_counter() - began)
+    if len(results) > 1:
+        result["intervals"] = intervals(results)
+        _show_intervals(result["intervals"])
     if json_file is not None:
         about = {"trace": trace.name, **words, "mode": chosen.mode}
         write_out("--json", json_file, (json.dumps({**result, "config": about}, indent=1) + "\n").encode())
@@ -112,8 +126,42 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
         _draw(outcome, chosen, plot_folder)
 
 
-def _advance(update: Any, done: int) -> None:
-    update(completed=done)
+def requests_of(trace: Path, words: dict[str, Any]) -> Trace:
+    """Read what is played. The nodes of a recording are those of its cluster, unless others are named."""
+    if not words["from_recording"]:
+        words["nodes"] = words["nodes"] or "8P8D"
+        return chosen_trace(trace, words)
+    recorded = read_recording(trace)
+    letters = {role: letter for letter, role in LETTERS.items()}
+    words["mode"] = words["mode"] or recorded.config.mode
+    words["nodes"] = words["nodes"] or "".join(
+        f"{count}{letters[role]}" for role, count in recorded.roles.items()
+    )
+    return adapted(recorded.trace, words)
+
+
+def _play(cluster: Cluster, trace: Trace, seed: int, runs: int) -> tuple[Outcome, list[dict[str, Any]]]:
+    """Play a trace, with a bar. Returns the first outcome, and the results of all runs."""
+    count = len(trace.requests)
+    with bar("requests", runs * count) as update:
+        first = play(cluster, TraceSource(trace), seed, told=partial(_advance, update, 0))
+        results = [first.to_dict(cluster.ttft_s, cluster.tbt_s)]
+        for number in range(1, runs):
+            other = drawn(cluster, first.outside, mixed(seed, number))
+            told = partial(_advance, update, number * count)
+            outcome = play(other, TraceSource(trace), mixed(seed, number), told=told)
+            results.append(outcome.to_dict(cluster.ttft_s, cluster.tbt_s))
+    return first, results
+
+
+def _advance(update: Any, before: int, done: int) -> None:
+    update(completed=before + done)
+
+
+def _show_intervals(found: dict[str, list[float]]) -> None:
+    """Print in which intervals a live run is expected to lie."""
+    words = ", ".join(f"{name} {low:.3f} to {high:.3f}" for name, (low, high) in found.items())
+    wide_console().print(f"90 % of live runs are expected within: {words}", highlight=False)
 
 
 def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
@@ -124,11 +172,11 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
     gbps = words["link_gbps"]
     profile = profile_with(named_profile(words["profile"]), words["decode_ms_per_sequence"])
     return Cluster(
-        profile=profile, nodes=nodes, mode=mode, block_tokens=trace.block_tokens,
+        profile=profile, nodes=nodes, together=words["one_node"], mode=mode, block_tokens=trace.block_tokens,
         node_bytes=(0 if mode == "colocated" else 10**12) if dram is None else dram,
         ssd_bytes=words["ssd"], kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
-        batched_tokens=words["max_num_batched_tokens"],
+        batched_tokens=words["max_num_batched_tokens"], sequences=words["max_num_seqs"] or 1_000_000,
         sharing=words["prefix_sharing"] or ("off" if mode == "pooled" else "hash"),
         overlaps=words["overlap_transfers"], policy=words["policy"], admission=words["admission"],
         queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000, tbt_s=words["slo_tbt_ms"] / 1000,
@@ -145,6 +193,10 @@ def show(result: dict[str, Any], wall_s: float) -> None:
         f"request; moved: {moved or 'nothing'}",
         highlight=False,
     )
+    if outside := [f"{share:.1%} of {kind}" for kind, share in result["outside_profile"].items() if share]:
+        wide_console().print(
+            f"passes beyond what the profile measured: {', '.join(outside)}", highlight=False
+        )
 
 
 def profile_with(profile: Profile, ms_per_sequence: float | None) -> Profile:

@@ -21,8 +21,21 @@ TRANSFER_S_PER_BLOCK = 0.001
 profile is needed."""
 
 
+WORK_S = 0.05
+"""How long a disk takes for an order, at most, unless it is slow."""
+
+
 class Hardware(Protocol):
-    """The ranks' engines and the network between them."""
+    """The ranks' engines, the network between them, and their disks.
+
+    step_s      from the end of a forward pass of a rank to the begin of its next one
+    message_s   that a control message takes, at most
+    request_s   of a request in the gateway, both ways
+    """
+
+    step_s: float
+    message_s: float
+    request_s: float
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of a forward pass of a rank."""
@@ -31,17 +44,31 @@ class Hardware(Protocol):
         """Read blocks of the pool into the pages of a rank, by layers beside a pass."""
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """Read blocks of the pool into the pages of a rank, or into its segment."""
+        """Read blocks of the pool into the pages of a rank."""
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Write blocks from the pages of a rank into the pool."""
 
+    def copy(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+        """Read blocks of the pool into the segment of a store rank."""
+
+    def load(self, rank: int, nbytes: int, done: Action) -> None:
+        """Read from the SSD tier of a store rank."""
+
+    def save(self, rank: int, nbytes: int, done: Action) -> None:
+        """Write behind to the SSD tier of a store rank."""
+
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes of all transfers so far, by what they went over."""
+
+    def outside(self) -> dict[str, float]:
+        """Return the share of the passes of prompts, and of decode steps, that no measurement covers."""
 
 
 class DrawnHardware:
     """Ranks of no machine in particular. Times of prefill and transfers vary by a factor of three."""
+
+    step_s, message_s, request_s = 0.0, 0.002, 0.0
 
     def __init__(self, clock: Clock, dice: Random) -> None:
         self._clock, self._dice = clock, dice
@@ -56,10 +83,22 @@ class DrawnHardware:
         """Draw the time of a transfer, in proportion to its blocks."""
         self._clock.after(len(refs) * TRANSFER_S_PER_BLOCK * self._factor(), done)
 
-    stream = write = read
+    stream = write = copy = read
+
+    def load(self, rank: int, nbytes: int, done: Action) -> None:
+        """Draw the time of a read."""
+        self._clock.after(self._dice.random() * WORK_S, done)
+
+    def save(self, rank: int, nbytes: int, done: Action) -> None:
+        """Draw the time of a write."""
+        self._clock.after(self._dice.random(), done)
 
     def bytes_moved(self) -> dict[str, int]:
         """Return nothing: nobody asks in runs with faults."""
+        return {}
+
+    def outside(self) -> dict[str, float]:
+        """Return nothing: no times are measured ones."""
         return {}
 
     def _factor(self) -> float:

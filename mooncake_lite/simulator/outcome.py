@@ -63,6 +63,7 @@ class Outcome:
     prompts      tokens of all prompts that were computed or reused, and of these by tier
     prefill_s    of computing, of all ranks together; prefills: prompts that were computed
     bytes_moved  by link, as the hardware counts them
+    outside      share of the passes of a kind that the profile does not cover
     """
 
     records: list[Record]
@@ -72,6 +73,7 @@ class Outcome:
     prefill_s: float
     prefills: int
     bytes_moved: dict[str, int]
+    outside: dict[str, float]
 
     @classmethod
     def of(
@@ -97,6 +99,7 @@ class Outcome:
             float(counters["prefill_seconds_total"]),
             int(counters["prefills_total"]),
             hardware.bytes_moved(),
+            hardware.outside(),
         )
 
     @property
@@ -140,5 +143,6 @@ class Outcome:
             "prefill_s_per_request": self.prefill_s / max(1, self.prefills),
             "wasted_prefills": self.wasted,
             "bytes_moved": self.bytes_moved,
+            "outside_profile": self.outside,
             "loads": self.loads.columns,
         }

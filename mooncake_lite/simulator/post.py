@@ -18,6 +18,7 @@ from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
 from mooncake_lite.simulator.custody import Custody
 from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.hardware import Hardware
 
 CONDUCTOR, CLIENTS = 0, -1
 """Ends of links; ranks have their own numbers."""
@@ -41,6 +42,7 @@ class Post(ABC):
     exact: bool
     dead: set[int]
     clients: Clients
+    hardware: Hardware
     custody: Custody
     _links: Links
     _heard: dict[str, list[m.Message]]
@@ -127,9 +129,10 @@ class Post(ABC):
             if term == self.term:
                 self.tell(message)
 
-        self._links.send(CLIENTS, CONDUCTOR, self._delay_s(), deliver)
+        spent_s = self.hardware.request_s if isinstance(message, m.Submit) else 0.0
+        self._links.send(CLIENTS, CONDUCTOR, spent_s + self._delay_s(), deliver)
 
     def _delay_s(self) -> float:
         if self.dice.random() < self.faults.slow_link:
             return self.dice.random() * self.faults.slow_link_s
-        return self.dice.random() * 0.002
+        return self.dice.random() * self.hardware.message_s

@@ -5,9 +5,11 @@ transfers will overlap, or how long answers are. Explained in docs/explain/exper
 
     read     source's OUT ---> IN of the rank's node ---> LOAD of the rank's node ---> pages
     write    pages ---> LOAD of the rank's node ---> OUT of the rank's node ---> target's IN
+    copy     source's OUT ---> IN of the store's node ---> its DRAM
+    load     DISK of the store's node ---> its DRAM, and back for a save
 
 The first bytes are in pages while the last ones are still at their source, so a transfer is one flow over all
-three links. Within a node it is a flow over LOAD alone.
+its links. Within a node it is a flow over LOAD alone.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from mooncake_lite.profiles.compute import PassLoad
+from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.network import Link, Network
 from scheduler.costs import CostConfig
 from store.objects import BlockRef
 
+NOTHING = PassLoad()
 KINDS = 4
 OUT, IN, LOAD, DISK = range(KINDS)
 """The links of a node: to other nodes, from other nodes, between its memory and the pages of its ranks, and
-from its SSD into its memory."""
+between its SSD and its memory. Reads and writes share a disk."""
 
 
 def link_of(kind: int, node: int) -> Link:
@@ -35,8 +39,10 @@ def link_of(kind: int, node: int) -> Link:
 class ProfiledHardware:
     """Ranks that take as long as a profile says.
 
-    seconds   of a forward pass; costs: of transfers
-    nodes     the node of each rank
+    seconds     of a forward pass; costs: of transfers
+    nodes       the node of each rank
+    overheads   of what is neither
+    covered     the most of each that was measured
     """
 
     def __init__(
@@ -45,17 +51,38 @@ class ProfiledHardware:
         seconds: Callable[[PassLoad], float],
         costs: CostConfig,
         nodes: Sequence[int],
+        overheads: OverheadsSection,
+        covered: PassLoad = NOTHING,
     ) -> None:
         self._clock, self._seconds, self._nodes = clock, seconds, nodes
+        self.step_s, self.request_s = overheads.step_s, overheads.request_s
+        self.message_s = 2 * overheads.message_s
         self._latency_s = costs.transfer.latency_s
+        self._disk_latency_s = costs.load.ssd_latency_s
         far = costs.transfer.far_bytes_per_s
         self._bytes_per_s = (far, far, costs.load.dram_bytes_per_s, costs.load.ssd_bytes_per_s)
-        self._moved = {"near": 0, "far": 0}
+        self._covered, self._steps, self._steps_outside = covered, 0, 0
+        self._prompts, self._prompts_outside = 0, 0
+        self._moved = {"near": 0, "far": 0, "disk": 0}
         self._network = Network(clock, lambda link: self._bytes_per_s[link % KINDS])
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of the profile, as the emulated engine waits for them."""
+        most = self._covered
+        if load.new_tokens:
+            self._prompts += 1
+            self._prompts_outside += load.new_tokens > most.new_tokens or load.pairs > most.pairs
+        if load.sequences:
+            self._steps += 1
+            self._steps_outside += load.sequences > most.sequences or load.context > most.context
         return self._seconds(load)
+
+    def outside(self) -> dict[str, float]:
+        """Return the share of the passes of prompts, and of decode steps, that no measurement covers."""
+        return {
+            "prefill": self._prompts_outside / max(1, self._prompts),
+            "decode": self._steps_outside / max(1, self._steps),
+        }
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""
@@ -65,7 +92,7 @@ class ProfiledHardware:
     stream = read
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return the bytes that went between nodes so far, and within nodes."""
+        """Return the bytes that went between nodes so far, within nodes, and from and to disks."""
         return dict(self._moved)
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
@@ -73,12 +100,26 @@ class ProfiledHardware:
         here = self._nodes[rank]
         self._move(rank, refs, lambda node: (link_of(OUT, here), link_of(IN, node)), done)
 
+    def copy(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+        """Move blocks from the nodes that hold them into the DRAM of this rank's node."""
+        here = self._nodes[rank]
+        self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done, into_pages=False)
+
+    def load(self, rank: int, nbytes: int, done: Action) -> None:
+        """Read from the disk of this rank's node."""
+        self._moved["disk"] += nbytes
+        self._network.send((link_of(DISK, self._nodes[rank]),), nbytes, done, self._disk_latency_s)
+
+    save = load
+
     def _move(
-        self, rank: int, refs: Sequence[BlockRef], far: Callable[[int], tuple[Link, Link]], done: Action
-    ) -> None:
+        self, rank: int, refs: Sequence[BlockRef], far: Callable[[int], tuple[Link, Link]], done: Action,
+        *, into_pages: bool = True,
+    ) -> None:  # fmt: skip
         """Begin a flow for each node that holds some of the blocks, and call `done` when the last one ends.
 
-        far   the links between another node and that of the rank
+        far          the links between another node and that of the rank
+        into_pages   of this rank, or out of them
         """
         here = self._nodes[rank]
         nbytes: Counter[int] = Counter()
@@ -94,10 +135,10 @@ class ProfiledHardware:
             if not left:
                 done()
 
-        load = link_of(LOAD, here)
+        load = (link_of(LOAD, here),) if into_pages else ()
         for node, count in nbytes.items():
             self._moved["near" if node == here else "far"] += count
             if node == here:
-                self._network.send((load,), count, one_done)
+                self._network.send((link_of(LOAD, here),), count, one_done)
             else:
-                self._network.send((*far(node), load), count, one_done, self._latency_s)
+                self._network.send((*far(node), *load), count, one_done, self._latency_s)

@@ -176,7 +176,7 @@ class VirtualRunner:
                 chunks, load = self._next_pass(chunks, number, growths), _longer(load)
             drawn = self._kv.compute(chunks) if self._lost is None else []
             seconds = self._world.hardware.pass_s(self._number, load) / len(self._ranks)
-            at += seconds
+            at += seconds + self._world.hardware.step_s
             self._passes.append((at, seconds))
             if len(self._ranks) > 1:
                 self._draw_late(chunks, drawn, at, seconds)
@@ -187,10 +187,10 @@ class VirtualRunner:
 
     def _leap(self, step: Step, load: PassLoad) -> None:
         """Do the passes of a leap at once. Each has one token more of each sequence to attend to."""
-        pass_s = self._world.hardware.pass_s
+        pass_s, step_s = self._world.hardware.pass_s, self._world.hardware.step_s
         first_s, more_s = pass_s(self._number, load), pass_s(self._number, _longer(load))
         seconds = [first_s + number * (more_s - first_s) for number in range(step.steps)]
-        ends = accumulate(seconds, initial=self._world.clock.now)
+        ends = accumulate([one + step_s for one in seconds], initial=self._world.clock.now)
         self._passes = list(zip(islice(ends, 1, None), seconds))
         self._tokens = [0] * (step.steps * len(step.chunks))
 

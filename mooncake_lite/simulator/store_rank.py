@@ -6,7 +6,8 @@ file is sealed, and evicted when the tier is full. Explained in docs/explain/con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal
 
 from msgspec.structs import replace
@@ -15,14 +16,13 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.ranks.store.holdings import Holdings
+from mooncake_lite.simulator.clock import Action
 from mooncake_lite.simulator.faults import SLOW_STORE_S
+from mooncake_lite.simulator.hardware import WORK_S
 from mooncake_lite.simulator.kv import Content
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.workload import Block
 from store.objects import BlockRef
-
-WORK_S = 0.05
-"""How long an order takes, at most, unless it is slow."""
 
 SEAL_BLOCKS = 4
 SEAL_S = 2.0
@@ -62,6 +62,7 @@ class StoreModel:
 
     def on(self, order: fx.Order | NewTerm) -> None:
         """Carry out an order."""
+        world = self._world
         match order:
             case NewTerm(term):
                 self._join(term)
@@ -70,14 +71,17 @@ class StoreModel:
             case fx.SaveBlocks():
                 self._save(order)
             case fx.LoadBlocks():
-                self._later(lambda slow: self._load(order, slow))
+                read = partial(world.hardware.load, self.number, sum(ref.nbytes for ref in order.refs))
+                self._later(read, partial(self._load, order, world.clock.now))
             case fx.CopyBlocks():
-                self._later(lambda slow: self._copy(order, slow), order.sources)
+                self._later(
+                    partial(world.hardware.copy, self.number, order.sources), partial(self._copy, order)
+                )
             case fx.CheckBlocks():
-                self._later(lambda _: self._check(order))
+                self._later(self._work, lambda _: self._check(order))
             case fx.RemoveBlocks():
                 self._holds.remove(order.keys)
-                self._world.clock.after(self._world.dice.random() * WORK_S, lambda: self._remove(order.keys))
+                self._work(lambda: self._remove(order.keys))
             case fx.CompactTier():
                 pass
             case _:
@@ -95,11 +99,11 @@ class StoreModel:
         for blocks, last in self._holds.pieces():
             world.answer(ev.Inventory(self.number, term, blocks, last))
 
-    def _later(self, action: Callable[[bool], None], sources: Sequence[BlockRef] = ()) -> None:
-        """Run an action when these blocks are read, or after a while.
+    def _work(self, done: Action) -> None:
+        self._world.clock.after(self._world.dice.random() * WORK_S, done)
 
-        It is told whether the order was given up meanwhile.
-        """
+    def _later(self, work: Callable[[Action], None], action: Callable[[bool], None]) -> None:
+        """Do work, and then run an action. It is told whether the order was given up meanwhile."""
         world, dice, term = self._world, self._world.dice, self.term
 
         def act(slow: bool) -> None:
@@ -108,10 +112,8 @@ class StoreModel:
 
         if dice.random() < world.faults.slow_store:
             world.clock.after(dice.uniform(*SLOW_STORE_S), lambda: act(True))
-        elif sources:
-            world.hardware.read(self.number, sources, lambda: act(False))
         else:
-            world.clock.after(dice.random() * WORK_S, lambda: act(False))
+            work(lambda: act(False))
 
     # ------------------------------------------------------------------------------ saves
 
@@ -121,14 +123,15 @@ class StoreModel:
             self._report(order.keys, "dropped")
             return
         self._digests.update(zip(order.keys, order.digests))
-        dropped = []
+        dropped, queued = [], 0
         for ref, key, sums in zip(order.refs, order.keys, order.checksums, strict=True):
             if key in self._queue or world.dice.random() < world.faults.save_dropped:
                 dropped.append(key)
             else:
                 self._queue[key] = ref, sums
+                queued += ref.nbytes
         self._report(dropped, "dropped")
-        world.clock.after(world.dice.random(), self._write)
+        world.hardware.save(self.number, queued, self._write)
 
     def _write(self) -> None:
         """Write what is queued to the open file, unless its bytes are not those that were put."""
@@ -184,7 +187,7 @@ class StoreModel:
 
     # ------------------------------------------------------------------------------ reads and copies
 
-    def _load(self, order: fx.LoadBlocks, slow: bool) -> None:
+    def _load(self, order: fx.LoadBlocks, began: float, slow: bool) -> None:
         """Read blocks of the tier into DRAM. A block is bad when it is missing or not as it was written."""
         world, memory = self._world, self._world.memory
         problem = "the disk does not answer" if world.dice.random() < world.faults.load_fails else ""
@@ -206,7 +209,14 @@ class StoreModel:
         may_still_write = bool(problem) and not slow and world.dice.random() < world.faults.may_still_write
         world.answer(
             ev.BlocksLoaded(
-                self.number, self.term, order.number, ok, checksums, 0.01, problem, may_still_write
+                self.number,
+                self.term,
+                order.number,
+                ok,
+                checksums,
+                world.clock.now - began,
+                problem,
+                may_still_write,
             )
         )
 

@@ -30,13 +30,12 @@ import click
 import msgspec
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.simulator.cluster_command import cluster, cluster_of
+from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
-from mooncake_lite.workloads.options import chosen_trace
 
 MOST_RUNS = 10_000
-NO_OPTIONS = ("--json", "--plot", "--seed")
+NO_OPTIONS = ("--json", "--plot", "--seed", "--runs")
 """Options of `simulate cluster` that a file may not set: they are about one run."""
 
 Value = str | int | float | bool
@@ -87,7 +86,7 @@ def read_sweep(path: Path, trace: Path | None = None) -> Sweep:
         options = {**said.cluster, **dict(zip(said.vary, chosen))}
         rows.append((chosen, [_parsed(path, played, options, seed) for seed in said.seeds]))
     for _, (run, *_) in rows:
-        cluster_of(chosen_trace(run["trace"], run), run)
+        cluster_of(requests_of(run["trace"], run), run)
     return Sweep(list(said.vary), rows)
 
 
@@ -107,7 +106,7 @@ def _parsed(path: Path, trace: Path, options: dict[str, Value], seed: int) -> di
 
 def run_one(words: dict[str, Any]) -> dict[str, Any]:
     """Play one run, in any process. Returns what the JSON of `simulate cluster` has, without the loads."""
-    requests = chosen_trace(words["trace"], words)
+    requests = requests_of(words["trace"], words)
     chosen = cluster_of(requests, words)
     outcome = play(chosen, TraceSource(requests), words["seed"])
     result = outcome.to_dict(chosen.ttft_s, chosen.tbt_s)

@@ -16,8 +16,8 @@ PROMPT, ANSWER = 1, 2
 class TraceSource:
     """The requests of a trace at their times. See `workload.Source`.
 
-    An answer has at least one token. Its blocks have keys of their own: a trace tells of later prompts only
-    which blocks they share with earlier prompts.
+    An answer has at least one token. Its blocks have keys of their own where the trace does not name them: of
+    later prompts it then tells only which blocks they share with earlier prompts.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -32,10 +32,10 @@ class TraceSource:
         answer = max(1, request.output_length)
         full = request.input_length // size
         keys = [mixed(one, PROMPT) for one in request.hash_ids[:full]]
-        keys += [
-            mixed(self._next, position, ANSWER)
-            for position in range(full, (request.input_length + answer) // size)
-        ]
+        blocks = (request.input_length + answer) // size
+        if self._trace.answers:
+            keys += [mixed(one, PROMPT) for one in self._trace.answers[self._next - 1]][: blocks - full]
+        keys += [mixed(self._next, position, ANSWER) for position in range(len(keys), blocks)]
         after_s, self._now = now - self._now, now
         return opaque_request(f"r{self._next}", keys, size, request.input_length, answer, answer, after_s)
 

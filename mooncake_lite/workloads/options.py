@@ -45,5 +45,10 @@ def trace_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def chosen_trace(path: Path, words: Mapping[str, Any]) -> Trace:
     """Read the trace that these options describe. Raises TraceError and ConfigError."""
-    trace = divided(read_trace(path).first(words["limit_requests"]), words["divide_lengths"])
+    return adapted(read_trace(path), words)
+
+
+def adapted(trace: Trace, words: Mapping[str, Any]) -> Trace:
+    """Return a trace as these options change it. Raises ConfigError."""
+    trace = divided(trace.first(words["limit_requests"]), words["divide_lengths"])
     return sped(spread(trace, words["seed"]) if words["spread"] else trace, words["speed"])

@@ -44,7 +44,7 @@ def divided(trace: Trace, by: int) -> Trace:
             output_length=max(1, round(request.output_length / by)),
         )
 
-    return Trace([shorter(request) for request in trace.requests], block_tokens)
+    return Trace([shorter(request) for request in trace.requests], block_tokens, trace.answers)
 
 
 def spread(trace: Trace, seed: int) -> Trace:

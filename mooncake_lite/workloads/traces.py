@@ -43,14 +43,18 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their timestamps. Each has ceil(input_length / block_tokens) ids."""
+    """Requests in the order of their timestamps. Each has ceil(input_length / block_tokens) ids.
+
+    answers   ids of the blocks that each answer filled, from the front; (): not known, as in traces
+    """
 
     requests: Sequence[TraceRequest]
     block_tokens: int = BLOCK_TOKENS
+    answers: Sequence[Sequence[int]] = ()
 
     def first(self, most: int | None) -> Trace:
         """Return the trace without requests after the first `most`; all of it for None."""
-        return replace(self, requests=self.requests[:most])
+        return replace(self, requests=self.requests[:most], answers=self.answers[:most])
 
 
 def read_trace(path: Path) -> Trace:

@@ -15,6 +15,7 @@ from mooncake_lite.conductor.recording import Recording
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -96,7 +97,9 @@ def simulated(
     )  # fmt: skip
     setting = Setting(
         seed=0, shape=shape, faults=Faults.none(),
-        hardware=lambda clock: ProfiledHardware(clock, emulation.COST.seconds, config.costs, config.nodes),
+        hardware=lambda clock: ProfiledHardware(
+            clock, emulation.COST.seconds, config.costs, config.nodes, OverheadsSection()
+        ),
         source=Arrivals(arrived, config.block_layout.block_tokens), dice=Random(1), client_dice=Random(2),
         exact=False,
     )  # fmt: skip

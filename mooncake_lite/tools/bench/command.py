@@ -19,7 +19,7 @@ PLAIN_WIDTH = 170
 
 SUBJECTS = (
     *("kernels", "transport", "store", "scheduler", "engine"),
-    *("ideas", "predictions", "goodput", "faults"),
+    *("ideas", "predictions", "simulator", "goodput", "faults"),
 )
 
 
@@ -33,6 +33,8 @@ def bench(what: str, quick: bool, file: Path | None) -> None:
     ideas: measure each idea of the engine beside the same engine without it.
 
     predictions: compare predicted with measured times to first token.
+
+    simulator: compare simulated with measured latencies of a cluster of sleeping ranks.
 
     goodput: measure a cluster of sleeping ranks below and above its capacity, by form of admission.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from scheduler.costs import CostConfig, LoadCost, TransferCost
@@ -25,7 +26,7 @@ def ends(*moves: Begin, far: float = FAR, near: float = NEAR) -> list[float]:
     """Begin all moves at once, and return when each is done."""
     clock = Clock()
     costs = CostConfig(transfer=TransferCost(NEAR, far, LATENCY_S), load=LoadCost(near, SSD, SSD_LATENCY_S))
-    hardware = ProfiledHardware(clock, lambda load: 0.0, costs, NODES)
+    hardware = ProfiledHardware(clock, lambda load: 0.0, costs, NODES, OverheadsSection())
     found = [-1.0] * len(moves)
     for number, begin in enumerate(moves):
         begin(hardware, lambda number=number: found.__setitem__(number, clock.now))
@@ -75,3 +76,28 @@ def test_the_ranks_of_a_node_share_its_memory_whether_bytes_come_from_near_or_fa
 def test_a_transfer_of_several_nodes_ends_with_its_last_part() -> None:
     assert ends(read(0, 0, 1)) == [LATENCY_S + 100 / FAR]
     assert ends(read(0, 1, 2, 2)) == [LATENCY_S + 300 / FAR]
+
+
+def load(rank: int, nbytes: int = 100) -> Begin:
+    return lambda hardware, done: hardware.load(rank, nbytes, done)
+
+
+def save(rank: int, nbytes: int = 100) -> Begin:
+    return lambda hardware, done: hardware.save(rank, nbytes, done)
+
+
+def copy(rank: int, *sources: int, nbytes: int = 100) -> Begin:
+    return lambda hardware, done: hardware.copy(rank, refs(sources, nbytes), done)
+
+
+def test_reads_and_writes_share_the_disk_of_their_node() -> None:
+    alone, shared = SSD_LATENCY_S + 100 / SSD, SSD_LATENCY_S + 200 / SSD
+    assert ends(load(0)) == ends(save(1)) == [alone]
+    assert ends(load(0), save(4)) == [shared, shared]
+    assert ends(load(0), load(1), read(0, 1)) == [alone, alone, LATENCY_S + 100 / FAR]
+
+
+def test_a_copy_goes_over_the_links_of_two_nodes_and_not_into_pages() -> None:
+    assert ends(copy(0, 1), near=40.0) == [LATENCY_S + 100 / FAR]
+    assert ends(copy(0, 4)) == [100 / NEAR]
+    assert ends(copy(0, 1), read(0, 2)) == [LATENCY_S + 200 / FAR] * 2

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from mooncake_lite.engine.by_layers import GROUPS
+from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.kv import NoKV
@@ -22,6 +23,8 @@ from store.objects import BlockRef
 pytestmark = pytest.mark.quick
 
 COMPUTE_S, LATENCY_S, BYTES_PER_S = 3.0, 0.5, 100.0
+OVERHEADS = OverheadsSection()
+ENDS_S = COMPUTE_S + OVERHEADS.step_s
 
 
 def ends(*nbytes: int) -> list[float]:
@@ -34,7 +37,7 @@ def ends(*nbytes: int) -> list[float]:
     world: Any = SimpleNamespace(
         exact=True,
         clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2, 1024),
-        hardware=ProfiledHardware(clock, lambda load: COMPUTE_S, costs, nodes),
+        hardware=ProfiledHardware(clock, lambda load: COMPUTE_S, costs, nodes, OVERHEADS),
         shape=SimpleNamespace(
             layout=SimpleNamespace(block_tokens=16), page_tokens=16,
             config=SimpleNamespace(instance_of=lambda number: [number]),
@@ -47,7 +50,7 @@ def ends(*nbytes: int) -> list[float]:
         job = cast(Any, ("job", 0))
         load = LayerLoad((0, 1), [BlockRef(1, 0, 0, count)], [0], job) if count else None
         chunk = Chunk(job, [0] * 16, 16, [0, 1], (Draw(None, [0] * 32, 0, frozenset()),), prompt=True)
-        assert runner.begin(Step(0.0, ahead=load, chunks=(chunk,))) == COMPUTE_S
+        assert runner.begin(Step(0.0, ahead=load, chunks=(chunk,))) == ENDS_S
     while clock.step():
         pass
     assert all(len(each) == 1 for each in found), "each end is told once"
@@ -55,7 +58,7 @@ def ends(*nbytes: int) -> list[float]:
 
 
 def test_a_prefix_that_comes_early_costs_nothing() -> None:
-    assert ends(0) == ends(200) == [COMPUTE_S]
+    assert ends(0) == ends(200) == [ENDS_S]
 
 
 def test_after_a_late_prefix_its_last_group_of_layers_is_computed() -> None:
