@@ -87,9 +87,14 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@mkdir -p bench-results
-	@for what in kernels transport store scheduler engine ideas predictions goodput faults; do \
+	@for what in kernels transport store scheduler engine ideas predictions simulator goodput faults; do \
 	  $(BIN)/mooncake-lite bench $$what --json bench-results/$$what.json; \
 	done
+
+# The paper's experiments on the public trace, and their page. MOONCAKE_LITE_TRACES names its folder. Fifty runs:
+# twenty minutes on two cores. Results that are there are kept.
+paper: $(STAMP)
+	@$(BIN)/python docs/tools/make_paper.py "$(MOONCAKE_LITE_TRACES)"
 
 # Property tests, and others that repeat something, with SOAK times their examples, drawn anew. A failure prints
 # how to repeat it.

@@ -1,6 +1,6 @@
 """Writes the figures of docs/reference/benchmarks.md from the results that lie beside it.
 
-    for part in kernels transport store scheduler engine ideas predictions goodput faults; do
+    for part in kernels transport store scheduler engine ideas predictions simulator goodput faults; do
         mooncake-lite bench $part --json docs/reference/measured/$part.json
     done
     python -m kernels_numba.gpu_report --json docs/reference/measured/gpu.json
@@ -29,13 +29,14 @@ TITLES = {
     "engine": "Engine: the default model on 2 threads",
     "ideas": "Ideas of the engine, on and off",
     "predictions": "Predicted against measured time to first token",
+    "simulator": "The simulator beside live ranks",
     "goodput": "Goodput of a cluster of sleeping ranks by form of admission",
     "faults": "Faults: ranks, conductors and gateways killed under eight streams",
 }
 """Part of the page -> its title, in this order."""
 
 
-LIMITS = {"predictions": "goal", "goodput": "best", "ideas": "bound"}
+LIMITS = {"predictions": "goal", "simulator": "goal", "goodput": "best", "ideas": "bound"}
 """What the second table compares with, where that is no limit of the machine."""
 
 

@@ -1,16 +1,15 @@
 """Plays the paper's experiments on the public trace, and fills docs/explain/reproducing-the-paper.md.
 
     MOONCAKE_LITE_TRACES=FOLDER make paper      plays all that has no result yet, then writes the page
-    python docs/tools/make_paper.py             writes the page from the results that are there
 
 The runs are the files of docs/tools/paper/, their results docs/reference/measured/paper/. A test compares the
-page with what this would write.
+page with what this writes from them.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -18,6 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fill_readme import filled
+
+from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.figure import canvas
+from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.workloads.traces import Trace, TraceRequest
 
 DOCS = Path(__file__).parents[1]
 RUNS, RESULTS = DOCS / "tools" / "paper", DOCS / "reference" / "measured" / "paper"
@@ -43,7 +49,7 @@ INFERRED = 3.8
 
 
 def run(trace: Path) -> None:
-    """Play every file without a result. Raises CalledProcessError."""
+    """Play every file without a result. Raises CalledProcessError when one cannot be played."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     for file in sorted(RUNS.glob("*.toml")):
         result = RESULTS / f"{file.stem}.json"
@@ -174,19 +180,107 @@ def overload() -> str:
         refused, wasted = sum(found["rejected"].values()), found["wasted_prefills"] * found["requests"]
         latencies = f"{found['ttft_s']['mean']:.1f}", f"{1000 * found['tbt_s']['mean']:.0f}"
         goodput = f"{found['goodput_rps']:.2f}"
-        lines.append([row["admission"], f"{refused:,}", f"{wasted:,.0f}", goodput, *latencies])
+        swing = f"{found['decode_load_swing']:.2f}"
+        lines.append([row["admission"], f"{refused:,}", f"{wasted:,.0f}", goodput, *latencies, swing])
     heads = [
         "admission",
         "refused",
-        "of them after the prefill",
+        "after the prefill",
         "goodput, requests/s",
-        "mean TTFT, s",
-        "mean TBT, ms",
+        "TTFT, s",
+        "TBT, ms",
+        "swing",
     ]
     return table(heads, lines)
 
 
-PARTS = (policies, prefill, bandwidth, per_sequence, capacity, split, overload)
+def hits() -> str:
+    """Figure 10: tokens reused by what a node lends, with caches of their own and with one pool."""
+    found = {(row["node-dram"], row["policy"]): result["hit_rate"]["all"] for row, result in rows("hits")}
+    sizes = list(dict.fromkeys(size for size, _ in found))
+    lines = [
+        [name, *(f"{100 * found[size, policy]:.1f}" for size in sizes)]
+        for name, policy in (("each node its own", "local-cache"), ("one pool", "kvcache-centric"))
+    ]
+    return table(["% of prompt tokens reused", *sizes], lines)
+
+
+def copies() -> str:
+    """Figure 11: how many blocks have how many copies at the end of the run."""
+    found = one("policies", nodes="8P8D", policy="kvcache-centric")["copies"]
+    return table(["copies of a block", *found], [["blocks", *(f"{count:,}" for count in found.values())]])
+
+
+LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072)
+ALONE = {
+    "prefill": (1.00, 2.05, 4.48, 10.58, 27.52),
+    "prefill, 95 % cached": (0.134, 0.227, 0.406, 0.882, 2.33),
+    "decode of 128 tokens": (3.39, None, None, None, 3.94),
+}
+"""Seconds of one request (FAST'25, figure 14). Of decode, the plot's ends."""
+
+
+def alone_runs() -> dict[str, list[float]]:
+    """Play one request of each length, and again with 95 % of its prompt cached. Returns seconds."""
+    profile, found = named_profile("LLaMA3-70B-8xA800"), {name: list[float]() for name in ALONE}
+    for tokens in LENGTHS:
+        blocks = tokens // 512
+        again = [*range(round(0.95 * blocks)), *range(blocks, 2 * blocks)][:blocks]
+        asked = [(0.0, list(range(blocks))), (200_000.0, again)]
+        trace = Trace([TraceRequest(at_ms, tokens, 128, ids) for at_ms, ids in asked])
+        cluster = Cluster(profile=profile, nodes={"prefill": 1, "decode": 1})
+        first, second = play(cluster, TraceSource(trace), seed=1).records
+        found["prefill"].append(first.ttft_s)
+        found["prefill, 95 % cached"].append(second.ttft_s)
+        found["decode of 128 tokens"].append(first.e2e_s - first.ttft_s)
+    return found
+
+
+def alone() -> str:
+    """Figure 14: one request, by the length of its prompt."""
+    found = json.loads((RESULTS / "alone.json").read_text(encoding="utf-8"))
+    lines = [
+        [name, *(f"{ours:.2f} ({paper or '-'})" for ours, paper in zip(found[name], papers))]
+        for name, papers in ALONE.items()
+    ]
+    return table(["seconds, ours (paper's)", *(f"{tokens // 1024}k tokens" for tokens in LENGTHS)], lines)
+
+
+def figures() -> dict[str, bytes]:
+    """Return the page's figures by file name."""
+    links = [(row["link-gbps"], found) for row, found in rows("bandwidth")]
+    shares = [(row["decode-ms-per-sequence"], found) for row, found in rows("per_sequence")]
+    alone_s = one("recompute")
+    return {"paper-bandwidth.svg": _bandwidth_figure(links, alone_s), "paper-tbt.svg": _tbt_figure(shares)}
+
+
+def _bandwidth_figure(links: list[tuple[float, dict[str, Any]]], alone: dict[str, Any]) -> bytes:
+    file, at = io.BytesIO(), [gbps for gbps, _ in links]
+    with canvas(file, ".svg", "paper bandwidth", (7, 3.4)) as (axes,):
+        for name, key, style in (("first token", "ttft_s", "-"), ("second token", "second_token_s", "--")):
+            axes.plot(at, [found[key]["mean"] for _, found in links], "k" + style, label=f"ours, {name}")
+            axes.axhline(alone[key]["mean"], linestyle=style, color="k", alpha=0.3)
+        axes.plot(list(BANDWIDTH), list(BANDWIDTH.values()), "C0o-", label="paper, first token")
+        axes.axhline(RECOMPUTED_S, color="C0", alpha=0.4)
+        axes.set(xlabel="link of a node, Gbps", ylabel="mean seconds", ylim=(0, None))
+        axes.legend(title="level lines: nothing reused", fontsize="small")
+    return file.getvalue()
+
+
+def _tbt_figure(shares: list[tuple[float, dict[str, Any]]]) -> bytes:
+    file = io.BytesIO()
+    with canvas(file, ".svg", "paper tbt", (7, 3.4)) as (axes,):
+        for number, (ms, found) in enumerate(shares):
+            within = [100 * found["shares_within_tbt_ms"][str(limit)] for limit in SHARES]
+            alpha = 0.25 + 0.7 * number / len(shares)
+            axes.plot(list(SHARES), within, "k-", alpha=alpha, label=f"{ms:g} ms per sequence")
+        axes.plot(list(SHARES), list(SHARES.values()), "C0o", label="paper")
+        axes.set(xlabel="limit on TBT, ms", ylabel="% of requests within", ylim=(0, 102))
+        axes.legend(fontsize="small")
+    return file.getvalue()
+
+
+PARTS = (policies, prefill, bandwidth, per_sequence, capacity, split, overload, hits, copies, alone)
 
 
 def page() -> str:
@@ -197,7 +291,22 @@ def page() -> str:
     return text
 
 
-if __name__ == "__main__":
-    if folder := os.environ.get("MOONCAKE_LITE_TRACES"):
-        run(Path(folder) / "conversation_trace.jsonl")
+def main(folder: str) -> int:
+    """Play, and write the page. Returns the exit code."""
+    trace = Path(folder) / "conversation_trace.jsonl"
+    if not folder or not trace.is_file():
+        print(f"make: {trace} is not there; name its folder in MOONCAKE_LITE_TRACES", file=sys.stderr)
+        return 2
+    try:
+        run(trace)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    RESULTS.joinpath("alone.json").write_text(json.dumps(alone_runs(), indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
+    for name, content in figures().items():
+        (PAGE.parent / "figures" / name).write_bytes(content)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:2] or [""]))

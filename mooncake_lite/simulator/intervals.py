@@ -37,6 +37,9 @@ PROBABILITY = 0.9
 OUTSIDE = 0.2
 """Standard deviation of the relative error of passes that lie outside what the profile measured: assumed."""
 
+HOST = 0.02
+"""The same of a whole run: live runs of the same requests on one machine differ by so much."""
+
 GUESSED, MEASURED = 0.7, 0.2
 """The same of the overheads, where a profile lacks them and where it has them: they depend on the host."""
 
@@ -57,7 +60,7 @@ def drawn(cluster: Cluster, outside: dict[str, float], seed: int) -> Cluster:
         for kind in ("prefill", "decode")
     )
     spread = GUESSED if profile.overheads is None else MEASURED
-    return replace(cluster, machines=_scaled(profile, prefill, decode, exp(dice.gauss(0.0, spread))))
+    return replace(cluster, machines=scaled(profile, prefill, decode, exp(dice.gauss(0.0, spread))))
 
 
 def _deviation(profile: Profile, kind: str, outside: float) -> float:
@@ -65,10 +68,10 @@ def _deviation(profile: Profile, kind: str, outside: float) -> float:
     error = profile.compute.error.get(kind)
     whole = profile.prefill.error if kind == "prefill" and profile.prefill is not None else None
     residual = FROM_MEAN * max((one.mean for one in (error, whole) if one is not None), default=0.0)
-    return sqrt(residual**2 + (outside * OUTSIDE) ** 2)
+    return sqrt(HOST**2 + residual**2 + (outside * OUTSIDE) ** 2)
 
 
-def _scaled(profile: Profile, prefill: float, decode: float, overheads: float) -> Profile:
+def scaled(profile: Profile, prefill: float, decode: float, overheads: float) -> Profile:
     """Return a profile with factors on its times."""
     compute, whole, besides = profile.compute, profile.prefill, profile.overheads or OverheadsSection()
     fit = changed(compute.fit, prefill=_times(compute.fit.prefill, prefill, KEPT),

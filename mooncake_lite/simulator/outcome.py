@@ -6,7 +6,7 @@ Made by `play.py`, used by the modules that print and draw results. Explained in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any
@@ -64,6 +64,7 @@ class Outcome:
     prefill_s    of computing, of all ranks together; prefills: prompts that were computed
     bytes_moved  by link, as the hardware counts them
     outside      share of the passes of a kind that the profile does not cover
+    copies       copies of a block in DRAM -> blocks with so many, at the end
     """
 
     records: list[Record]
@@ -74,6 +75,7 @@ class Outcome:
     prefills: int
     bytes_moved: dict[str, int]
     outside: dict[str, float]
+    copies: dict[int, int]
 
     @classmethod
     def of(
@@ -83,8 +85,13 @@ class Outcome:
         warm_up: float,
         ranks: Sequence[ComputingRank],
         hardware: Hardware,
+        keys: Iterable[int | None],
     ) -> Outcome:
-        """Measure a run. warm_up: share of its requests that do not count."""
+        """Measure a run.
+
+        warm_up   share of its requests that do not count
+        keys      of all objects in the pool at its end
+        """
         in_order = sorted(records, key=lambda one: one.arrived_s)
         counted = in_order[int(warm_up * len(in_order)) :]
         reused, counters = Counter[str](), Counter[str]()
@@ -100,6 +107,7 @@ class Outcome:
             int(counters["prefills_total"]),
             hardware.bytes_moved(),
             hardware.outside(),
+            dict(sorted(Counter(Counter(keys).values()).items())),
         )
 
     @property
@@ -144,5 +152,7 @@ class Outcome:
             "wasted_prefills": self.wasted,
             "bytes_moved": self.bytes_moved,
             "outside_profile": self.outside,
+            "copies": self.copies,
+            "decode_load_swing": float(np.std(self.loads.decode)) if self.loads.decode else None,
             "loads": self.loads.columns,
         }

@@ -59,4 +59,5 @@ def play(
 
     world.clock.after(0.0, sample)
     world.run()
-    return Outcome.of(world.records, loads, warm_up, [rank.rank for rank in ranks], world.hardware)
+    keys = [obj.key for obj in world.control.directory.visible_objects()]
+    return Outcome.of(world.records, loads, warm_up, [rank.rank for rank in ranks], world.hardware, keys)

@@ -1,12 +1,13 @@
-"""The simulator beside live runs: the same requests on sleeping ranks that serve, and on simulated ones.
+"""The simulator beside live runs: the same requests on ranks that serve, and on simulated ones.
 
 Run by `bench.command`. Explained in docs/explain/simulator.md.
 
-    trace ---> live cluster of 4 prefill, 4 decode and 2 store ranks ---> latencies, tokens reused
-      `------> simulator, with the ranks' profile and overheads --------> the same, and intervals
+    trace ---> live cluster ----------------------------------> latencies, tokens reused
+      `------> simulator, with its profile and overheads -----> the same, and intervals
 
-The requests are those of a trace where MOONCAKE_LITE_TRACES names the folder of conversation_trace.jsonl, and
-conversations that we make elsewhere.
+Most runs have sleeping ranks: 4 prefill, 4 decode, 2 stores. The last ones have the default model. Both are
+calibrated on runs that do not count. The requests are those of a trace where MOONCAKE_LITE_TRACES names the
+folder of conversation_trace.jsonl, and conversations that we make elsewhere.
 """
 
 from __future__ import annotations
@@ -21,205 +22,162 @@ from statistics import fmean
 from msgspec.structs import replace
 
 from mooncake_lite.config.progress import counted
-from mooncake_lite.profiles.file import OverheadsSection
-from mooncake_lite.simulator.cluster import Cluster as Simulated
-from mooncake_lite.simulator.intervals import FIGURES, drawn, intervals
-from mooncake_lite.simulator.play import play
-from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.simulator.intervals import FIGURES, intervals
 from mooncake_lite.tools.bench.cluster import model_folder
+from mooncake_lite.tools.bench.predictions import profile_flags
 from mooncake_lite.tools.bench.result import Other, Row
-from mooncake_lite.tools.bench.simulator_live import (
+from mooncake_lite.tools.bench.simulator_ranks import (
     Ranks,
     Result,
     few_layers,
-    overheads_of,
-    play_live,
-    sleeping_profile,
+    with_overheads_of,
+    with_times_of,
 )
+from mooncake_lite.tools.profile.overheads import overheads_of, sleeping_profile
 from mooncake_lite.tools.workload import sessions_of
-from mooncake_lite.workloads.rescale import divided, sped, spread
+from mooncake_lite.workloads.rescale import divided, spread
 from mooncake_lite.workloads.traces import Trace, read_trace
 from store.allocator import padded_size
 
-DIVIDE = 16
-"""Lengths of the trace are divided by it."""
+DIVIDE, DIVIDE_REAL = 16, 32
+"""Lengths of the trace are divided by it, for sleeping ranks and for the default model."""
 
-SLO_S = (30.0, 0.1)
 USUAL, OVERLOADED = 0.7, 1.2
 """Load: share of the time of the prefill ranks that prompts take. Above 1 their queues grow to the end."""
 
 HELD_OUT = (0.4, 0.9)
 """Loads of the first and of the last run that intervals are tried on."""
 
-GOALS = {
+Goals = Mapping[str, tuple[str, str, float]]
+"""Name -> where it stands in a result, and the error in % that is aimed at."""
+
+GOALS: Goals = {
     "mean TTFT": ("ttft_s", "mean", 5.0),
     "P99 TTFT": ("ttft_s", "p99", 10.0),
     "mean TPOT": ("tpot_s", "mean", 2.0),
     "mean E2E": ("e2e_s", "mean", 3.0),
 }
-"""Name -> where it stands in a result, and the error in % that is aimed at under the usual load."""
+HARD_GOALS: Goals = {"mean TTFT": ("ttft_s", "mean", 10.0)}
+"""Under overload, and with a pool that holds a third of the blocks."""
 
-HARD_GOALS = {"mean TTFT": ("ttft_s", "mean", 10.0)}
-"""The same under overload, and with a pool that holds a third of the blocks."""
-
+REAL_GOALS: Goals = {
+    "mean TTFT": ("ttft_s", "mean", 10.0),
+    "P99 TTFT": ("ttft_s", "p99", 20.0),
+    "mean TPOT": ("tpot_s", "mean", 5.0),
+}
 COVERED = ("ttft_s", "tpot_s", "e2e_s")
 LEAST_COVERED = 0.8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is played: requests of a run, live runs of the usual load, runs that intervals are tried on,
-    and simulated runs that an interval is made from."""
+    """How much is played: requests of a run, live runs of the usual load and of each hard case, runs that
+    intervals are tried on, simulated runs of each case, and requests of the default model."""
 
     requests: int = 500
     repeats: int = 5
+    hard: int = 3
     held_out: int = 20
     held_out_requests: int = 100
     simulated: int = 8
+    real: int = 200
 
     @property
     def all_requests(self) -> int:
         """Return how many requests are sent to live clusters."""
-        return (self.repeats + 2) * self.requests + self.held_out * self.held_out_requests
+        runs = 1 + self.repeats + 2 * self.hard
+        return runs * self.requests + self.held_out * self.held_out_requests + self.real
 
 
-QUICK = Plan(requests=60, repeats=2, held_out=2, held_out_requests=30, simulated=4)
+QUICK = Plan(requests=60, repeats=2, hard=1, held_out=2, held_out_requests=30, simulated=4, real=20)
 
 
 def run(quick: bool, folder: Path | None = None) -> list[Row]:
     """Measure. Raises ClusterError, ModelError, TraceError."""
-    with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
-        return Bench(few_layers(model_folder(folder), Path(place)), QUICK if quick else Plan()).rows()
+    model, plan = model_folder(folder), QUICK if quick else Plan()
+    with (
+        tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place,
+        counted("requests", plan.all_requests) as told,
+    ):
+        rows = Bench(few_layers(model, Path(place)), plan, told).rows()
+        return rows + real_rows(real_ranks(model, Path(place)), plan, told)
 
 
-def conversation(requests: int) -> Trace:
+def conversation(requests: int, divide: int) -> Trace:
     """Return the first requests of the public trace, or as many of made conversations."""
     if place := os.environ.get("MOONCAKE_LITE_TRACES"):
         trace = read_trace(Path(place) / "conversation_trace.jsonl").first(requests)
     else:
         trace = sessions_of(requests, 3.4, seed=1)
-    return spread(divided(trace, DIVIDE), seed=1)
+    return spread(divided(trace, divide), seed=1)
+
+
+def slice_of(whole: Trace, begin: int, count: int) -> Trace:
+    """Return some requests of a trace, from second 0 on."""
+    part = whole.requests[begin : begin + count]
+    moved = [replace(one, timestamp=one.timestamp - part[0].timestamp) for one in part]
+    return dataclasses.replace(whole, requests=moved)
 
 
 class Bench:
-    """A live cluster, and the simulated one that is to be like it."""
+    """Sleeping ranks, live and simulated."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, folder: Path, plan: Plan, told: Callable[[], None]) -> None:
+        self.plan, self.told, self._runs = plan, told, 0
         nodes = {"prefill": 4, "decode": 4, "store": 2}
-        self.ranks = Ranks(
-            folder, sleeping_profile(folder), nodes, 512 // DIVIDE, 512, 64, 512 << 20, 512 << 20
-        )
-        self._runs = 0
+        self.ranks = Ranks(folder, sleeping_profile(folder), nodes, True, 512 // DIVIDE, 512, 64)
 
     def rows(self) -> list[Row]:
         """Play everything, live and simulated."""
-        plan = self.plan
-        whole = conversation(plan.requests + plan.held_out * plan.held_out_requests)
-        first = whole.first(plan.requests)
-        usual, overloaded = self._at(first, USUAL), self._at(first, OVERLOADED)
-        slices, small = self._slices(whole), self._a_third(first)
-        with counted("requests", plan.all_requests) as told:
-            with self.ranks.serve() as cluster:
-                self._learn(overheads_of(cluster.port))
-                lives = [self._live(cluster.port, usual, told) for _ in range(plan.repeats)]
-                over = self._live(cluster.port, overloaded, told)
-                held_out = [self._live(cluster.port, one, told) for one in slices]
-            with small.serve() as cluster:
-                thrashed = self._live(cluster.port, usual, told)
-        rows = self._compared("usual load", lives, self._simulate(usual), GOALS)
-        rows += self._compared("1.2 times the capacity", [over], self._simulate(overloaded), HARD_GOALS)
-        too_small = self._simulate(usual, small.pool_bytes)
-        rows += self._compared("a third of the blocks fit", [thrashed], too_small, HARD_GOALS)
-        return rows + self._covered(slices, held_out)
+        plan, ranks = self.plan, self.ranks
+        played = plan.requests + plan.held_out * plan.held_out_requests
+        whole = conversation(played + plan.requests, DIVIDE)
+        first, slices = whole.first(plan.requests), self._slices(whole)
+        usual, overloaded = ranks.at(first, USUAL), ranks.at(first, OVERLOADED)
+        known = ranks.at(slice_of(whole, played, plan.requests), USUAL)
+        with ranks.serve() as cluster:
+            ranks = ranks.with_overheads(overheads_of(cluster.port, ranks.vocab_size))
+            ranks = with_overheads_of(ranks, known, self._live(cluster.port, known))
+            lives = [self._live(cluster.port, usual) for _ in range(plan.repeats)]
+            over = [self._live(cluster.port, overloaded) for _ in range(plan.hard)]
+            held_out = [self._live(cluster.port, one) for one in slices]
+        small = dataclasses.replace(ranks, pool_bytes=self._a_third(first))
+        with small.serve() as cluster:
+            thrashed = [self._live(cluster.port, usual) for _ in range(plan.hard)]
+        rows = compared("usual load", lives, self._simulate(ranks, usual), GOALS)
+        rows += compared("1.2 times the capacity", over, self._simulate(ranks, overloaded), HARD_GOALS)
+        rows += compared("a third of the blocks fit", thrashed, self._simulate(small, usual), HARD_GOALS)
+        return rows + self._covered(ranks, slices, held_out)
 
-    # ------------------------------------------------------------------------------ what is played
+    def _simulate(self, ranks: Ranks, trace: Trace) -> list[Result]:
+        return [ranks.simulate(trace, seed) for seed in range(self.plan.simulated)]
 
-    def _at(self, trace: Trace, load: float) -> Trace:
-        """Return a trace at a speed at which its prompts are such a load for the prefill ranks."""
-        busy_s = self._simulate(trace)["prefill_s_per_request"] * len(trace.requests)
-        span_s = (trace.requests[-1].timestamp - trace.requests[0].timestamp) / 1000
-        return sped(trace, load * self.ranks.nodes["prefill"] * span_s / busy_s)
+    def _live(self, port: int, trace: Trace) -> Result:
+        self._runs += 1
+        return self.ranks.live(port, trace, self._runs, self.told)
 
     def _slices(self, whole: Trace) -> list[Trace]:
         """Return the runs that intervals are tried on, from the rest of the trace."""
-        plan, (least, most) = self.plan, HELD_OUT
-        found = []
+        plan, (least, most), found = self.plan, HELD_OUT, list[Trace]()
         for number in range(plan.held_out):
-            begin = plan.requests + number * plan.held_out_requests
-            part = whole.requests[begin : begin + plan.held_out_requests]
-            moved = [replace(one, timestamp=one.timestamp - part[0].timestamp) for one in part]
-            load = least + (most - least) * number / plan.held_out
-            found.append(self._at(dataclasses.replace(whole, requests=moved), load))
+            part = slice_of(whole, plan.requests + number * plan.held_out_requests, plan.held_out_requests)
+            found.append(self.ranks.at(part, least + (most - least) * number / plan.held_out))
         return found
 
-    def _a_third(self, trace: Trace) -> Ranks:
-        """Return ranks whose pool holds a third of the blocks of a trace."""
+    def _a_third(self, trace: Trace) -> int:
+        """Return the bytes of a store of which all hold a third of the blocks of a trace."""
         blocks = len({number for request in trace.requests for number in request.hash_ids})
-        block_bytes = padded_size(self._simulated(self.ranks.pool_bytes).layout.nbytes)
-        return dataclasses.replace(
-            self.ranks, pool_bytes=blocks * block_bytes // (3 * self.ranks.nodes["store"])
-        )
+        nbytes = padded_size(self.ranks.simulated().layout.nbytes)
+        return blocks * nbytes // (3 * self.ranks.nodes["store"])
 
-    # ------------------------------------------------------------------------------ both sides
-
-    def _live(self, port: int, trace: Trace, told: Callable[[], None]) -> Result:
-        self._runs += 1
-        return play_live(port, trace, self._runs, told, SLO_S)
-
-    def _simulated(self, pool_bytes: int) -> Simulated:
-        """Return the cluster that is to be like the live one."""
-        ranks = self.ranks
-        return Simulated(
-            profile=ranks.profile, nodes=ranks.nodes, together=True, block_tokens=ranks.block_tokens,
-            node_bytes=pool_bytes, kv_bytes=ranks.kv_bytes, batched_tokens=ranks.chunk_tokens,
-            sequences=ranks.sequences, sharing="hash",
-        )  # fmt: skip
-
-    def _simulate(self, trace: Trace, pool_bytes: int = 0, seed: int = 0) -> Result:
-        """Play a trace on it. Seed 0 has the profile as it is."""
-        cluster = self._simulated(pool_bytes or self.ranks.pool_bytes)
-        if seed:
-            cluster = drawn(cluster, {}, seed)
-        return play(cluster, TraceSource(trace), seed).to_dict(*SLO_S)
-
-    # ------------------------------------------------------------------------------ figures
-
-    def _compared(
-        self,
-        case: str,
-        lives: Sequence[Result],
-        simulated: Result,
-        goals: Mapping[str, tuple[str, str, float]],
-    ) -> list[Row]:
-        """Return two rows for each figure: both values, and the error beside the goal."""
-        rows, count = [], len(lives)
-        for name, (key, statistic, goal) in goals.items():
-            found = [live[key][statistic] for live in lives]
-            ours, live = simulated[key][statistic], fmean(found)
-            spread_of = 100 * max(abs(one / live - 1) for one in found)
-            beside = Other("spread of the live runs", spread_of) if count > 1 else None
-            error = 100 * abs(ours / live - 1)
-            rows.append(Row(f"{case}: {name}", "s", ours, Other("live", live), None, count))
-            rows.append(Row(f"{case}: {name}, error", "% off", error, beside, Other("the goal", goal), count))
-        live_hits = fmean(live["hit_rate"]["all"] for live in lives)
-        rows.append(
-            Row(
-                f"{case}: tokens reused",
-                "%",
-                100 * simulated["hit_rate"]["all"],
-                Other("live", 100 * live_hits),
-                None,
-                count,
-            )
-        )
-        return rows
-
-    def _covered(self, slices: Sequence[Trace], lives: Sequence[Result]) -> list[Row]:
+    def _covered(self, ranks: Ranks, slices: Sequence[Trace], lives: Sequence[Result]) -> list[Row]:
         """Return for how many runs the live mean lies in the interval of the simulated ones."""
         within = dict.fromkeys(COVERED, 0)
         for trace, live in zip(slices, lives, strict=True):
-            found = intervals([self._simulate(trace, seed=seed) for seed in range(self.plan.simulated)])
+            seeds = range(1, self.plan.simulated)
+            others = [ranks.simulate(trace, seed, errs=True) for seed in seeds]
+            found = intervals([ranks.simulate(trace), *others])
             for name in COVERED:
                 low, high = found[name]
                 within[name] += low <= (FIGURES[name](live) or 0.0) <= high
@@ -230,7 +188,36 @@ class Bench:
             for name, hits in within.items()
         ]
 
-    def _learn(self, overheads: OverheadsSection) -> None:
-        self.ranks = dataclasses.replace(
-            self.ranks, profile=self.ranks.profile.with_section("overheads", overheads)
-        )
+
+def real_ranks(model: Path, place: Path) -> Ranks:
+    """Return ranks that compute, with a profile of this machine."""
+    flags = profile_flags(model, place / "real.json", "--threads", "1")
+    profile = named_profile(flags[-1] if flags else f"{model.name}")
+    return Ranks(model, profile, {"prefill": 1, "decode": 1, "store": 1}, False, 512 // DIVIDE_REAL, 256, 16)
+
+
+def real_rows(ranks: Ranks, plan: Plan, told: Callable[[], None]) -> list[Row]:
+    """Play the first half of some requests, calibrate the profile on it, and predict the second half."""
+    whole, half = conversation(plan.real, DIVIDE_REAL), plan.real // 2
+    first, second = (ranks.at(slice_of(whole, begin, half), USUAL) for begin in (0, half))
+    with ranks.serve() as cluster:
+        known, held_out = (ranks.live(cluster.port, part, n, told) for n, part in enumerate((first, second)))
+    ranks = with_times_of(ranks, first, known)
+    simulated = [ranks.simulate(second, seed) for seed in range(plan.simulated)]
+    return compared("default model, held out", [held_out], simulated, REAL_GOALS)
+
+
+def compared(case: str, lives: Sequence[Result], simulated: Sequence[Result], goals: Goals) -> list[Row]:
+    """Return two rows for each figure: the means of both sides, and the error beside the goal."""
+    rows, count = list[Row](), len(lives)
+    for name, (key, statistic, goal) in goals.items():
+        found = [live[key][statistic] for live in lives]
+        ours, live = fmean(one[key][statistic] for one in simulated), fmean(found)
+        widest = 100 * max(abs(one / live - 1) for one in found)
+        beside = Other("spread of the live runs", widest) if count > 1 else None
+        error, aim = 100 * abs(ours / live - 1), Other("the goal", goal)
+        rows.append(Row(f"{case}: {name}", "s", ours, Other("live", live), None, count))
+        rows.append(Row(f"{case}: {name}, error", "% off", error, beside, aim, count))
+    ours, live = (100 * fmean(one["hit_rate"]["all"] for one in side) for side in (simulated, lives))
+    rows.append(Row(f"{case}: tokens reused", "%", ours, Other("live", live), None, count))
+    return rows

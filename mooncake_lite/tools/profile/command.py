@@ -124,6 +124,7 @@ def _measured(
     from mooncake_lite.profiles.fit import error_of, errors, fit, fit_prompts
     from mooncake_lite.tools.profile import measure
     from mooncake_lite.tools.profile.moves import measure_moves
+    from mooncake_lite.tools.profile.overheads import measure_overheads
 
     todo = measure.plan(sizes.max_position, quick)
     engine = _engine(folder, used, measure.pages_needed(todo.shapes))
@@ -132,8 +133,10 @@ def _measured(
         before = (todo.runs + 1) * len(todo.shapes)
         prompts = measure.measure_prompts(engine, todo, lambda count: update(completed=before + count))
     moves = measure_moves(engine, tier_folder, lambda text: click.echo(text, err=True))
+    besides = measure_overheads(folder, lambda text: click.echo(text, err=True))
     cost, whole = fit(passes), fit_prompts(prompts)
     return {
+        **({} if besides is None else {"overheads": besides}),
         "compute": ComputeSection(used, cost, errors(cost, passes), passes, time_scale),
         "prefill": PrefillSection(CHUNK_TOKENS, whole, error_of(whole, prompts), prompts),
         "moves": moves,
@@ -188,3 +191,9 @@ def _show(made: Profile) -> None:
         ("from SSD", moves.ssd_bytes_per_s),
     ):
         click.echo(f"KV {name}: {f'{rate / 1e9:.2f} GB/s' if rate else 'not measured'}")
+    if (besides := made.overheads) is not None:
+        step_ms, message_ms, request_ms = (1e3 * seconds for seconds in msgspec.structs.astuple(besides))
+        click.echo(
+            f"besides: {step_ms:.2f} ms between passes, {message_ms:.2f} ms for a message, "
+            f"{request_ms:.2f} ms for a request in the gateway"
+        )
