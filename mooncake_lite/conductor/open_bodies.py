@@ -103,8 +103,10 @@ class OpenBody:
         if self.body.n > 1 and not any(answers):
             return
         for one, answer in zip(so_far, answers, strict=True):
+            token_ids = prompt[:]
+            token_ids.extend(answer)
             body = replace(
-                self.body, token_ids=[*prompt, *answer], answered=len(answer), keys=one.keys, n=1,
+                self.body, token_ids=token_ids, answered=len(answer), keys=one.keys, n=1,
                 branch=one.branch, spans=[],
             )  # fmt: skip
             if self.body.n > 1:

@@ -21,7 +21,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import BRANCH_MARK, client_id_of, first_attempt
 from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.simulator.surroundings import Surroundings
-from mooncake_lite.simulator.tokens import STOP, digests_of
+from mooncake_lite.simulator.tokens import STOP, Opaque, digests_of
 from mooncake_lite.simulator.workload import Block, Request, Source
 from scheduler import ADMISSIONS
 from store.keys import block_digests
@@ -307,7 +307,7 @@ class Clients:
         """Return what a client has of branches. From now on tokens of this attempt or older are dropped."""
         withheld, answers, tokens = self._withholds and not request.released, [], []
         for branch in branches:
-            answer = [] if withheld else request.answer(branch)
+            answer = [] if withheld else self._answer(request, branch)
             for known, index in list(request.tokens):
                 if known == branch and index >= len(answer):
                     del request.tokens[known, index]
@@ -316,13 +316,26 @@ class Clients:
                 request.whole.discard(branch)
             if branch not in request.whole:
                 request.ends_at.pop(branch, None)
-            size, so_far = self._block_tokens, [*request.token_ids, *answer]
-            digests = digests_of(so_far) if request.digests else []
-            seconds = block_digests(so_far, size) if request.digests else []
-            whole, keys = branch in request.whole | request.left, digests[size - 1 :: size]
+            keys, seconds = self._names(request, answer)
+            whole = branch in request.whole | request.left
             answers.append(ev.AnswerSoFar(branch, len(answer), whole, keys, seconds))
             tokens.append(answer)
         return answers, tokens
+
+    def _answer(self, request: Request, branch: int) -> list[int]:
+        """Return the tokens of a branch that its client has."""
+        return request.answer(branch) if self._world.exact else [0] * len(request.token_times_s)
+
+    def _names(self, request: Request, answer: list[int]) -> tuple[list[int], list[int]]:
+        """Return keys and second digests of the full blocks of a prompt and an answer."""
+        size, prompt = self._block_tokens, request.token_ids
+        if not request.digests:
+            return [], []
+        if isinstance(prompt, Opaque):
+            keys = prompt.keys[: (len(prompt) + len(answer)) // size]
+            return keys, [key ^ 1 for key in keys]
+        so_far = [*prompt, *answer]
+        return digests_of(so_far)[size - 1 :: size], block_digests(so_far, size)
 
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""

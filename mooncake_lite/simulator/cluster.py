@@ -7,6 +7,7 @@ Explained in docs/explain/simulator.md.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from math import inf
@@ -132,6 +133,11 @@ class Cluster:
     def overheads(self) -> OverheadsSection:
         """Return what the profile has measured besides passes and moves, or a guess."""
         return (self.machines or self.profile).overheads or OverheadsSection()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Return the ranks by role, the steward and the stores among them."""
+        return Counter(self._ranks()[0])
 
     def setting(self, source: Source, seed: int) -> Setting:
         """Return a run: the requests of a source on this cluster, without faults."""

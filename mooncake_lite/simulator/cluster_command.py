@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from mooncake_lite.config.modes import MODES
+from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.config.options import OUT_FILE, NumberRange, write_out
 from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.config.reading import parse_bytes
@@ -29,6 +30,7 @@ from mooncake_lite.simulator.recorded import read_recording
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.workload import mixed
 from mooncake_lite.workloads import report
+from mooncake_lite.workloads.metrics import spread_of
 from mooncake_lite.workloads.options import POSITIVE, adapted, chosen_trace, trace_options
 from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
@@ -50,6 +52,25 @@ class Bytes(click.ParamType):
             return parse_bytes(value, param.opts[0] if param is not None else "size")
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+
+class Kill(click.ParamType):
+    """What dies, and when: ROLE@SECONDS."""
+
+    name = "kill"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float]:
+        """Return role and seconds. Fails for other words."""
+        role, _, seconds = str(value).partition("@")
+        try:
+            at_s = float(seconds)
+        except ValueError:
+            at_s = -1.0
+        if role not in ROLES or not 0 <= at_s < 1e9:
+            self.fail(f"{value!r}: write {', '.join(ROLES)} and a time, as decode@30", param, ctx)
+        return role, at_s
 
 
 @click.command("cluster")
@@ -101,6 +122,10 @@ class Bytes(click.ParamType):
     help="Draw latencies and load, SVG files, into this folder.",
 )  # fmt: skip
 @click.option(
+    "--kill", "kills", multiple=True, type=Kill(), metavar="ROLE@SECONDS",
+    help="A rank of this role dies then; may be given several times. Others of the role must be left.",
+)  # fmt: skip
+@click.option(
     "--runs", type=click.IntRange(1, 1000), default=1, show_default=True,
     help="Play so often, on machines that differ as the profile's errors allow, and give 90 % intervals.",
 )  # fmt: skip
@@ -113,7 +138,8 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
     requests = requests_of(trace, words)
     chosen = cluster_of(requests, words)
     began = time.perf_counter()
-    outcome, results = _play(chosen, requests, words["seed"], words["runs"])
+    check_kills(chosen, words["kills"])
+    outcome, results = _play(chosen, requests, words["seed"], words["runs"], words["kills"])
     result = results[0]
     show(result, time.perf_counter() - began)
     if len(results) > 1:
@@ -140,18 +166,35 @@ def requests_of(trace: Path, words: dict[str, Any]) -> Trace:
     return adapted(recorded.trace, words)
 
 
-def _play(cluster: Cluster, trace: Trace, seed: int, runs: int) -> tuple[Outcome, list[dict[str, Any]]]:
+def _play(
+    cluster: Cluster, trace: Trace, seed: int, runs: int, kills: Sequence[tuple[str, float]]
+) -> tuple[Outcome, list[dict[str, Any]]]:
     """Play a trace, with a bar. Returns the first outcome, and the results of all runs."""
-    count = len(trace.requests)
+    count, outcomes = len(trace.requests), list[Outcome]()
     with bar("requests", runs * count) as update:
-        first = play(cluster, TraceSource(trace), seed, told=partial(_advance, update, 0))
-        results = [first.to_dict(cluster.ttft_s, cluster.tbt_s)]
-        for number in range(1, runs):
-            other = drawn(cluster, first.outside, mixed(seed, number))
+        for number in range(runs):
+            other = drawn(cluster, outcomes[0].outside, mixed(seed, number)) if number else cluster
+            chosen = mixed(seed, number) if number else seed
             told = partial(_advance, update, number * count)
-            outcome = play(other, TraceSource(trace), mixed(seed, number), told=told)
-            results.append(outcome.to_dict(cluster.ttft_s, cluster.tbt_s))
-    return first, results
+            outcomes.append(play(other, TraceSource(trace), chosen, kills=kills, told=told))
+    return outcomes[0], [result_of(one, cluster, kills) for one in outcomes]
+
+
+def result_of(outcome: Outcome, cluster: Cluster, kills: Sequence[tuple[str, float]] = ()) -> dict[str, Any]:
+    """Return a result as JSON has it: that of the outcome, and of each kill how long answers paused then."""
+    pauses = [
+        {"role": role, "at_s": at_s, "longest_gap_s": spread_of(outcome.gaps_s(at_s))} for role, at_s in kills
+    ]
+    return {**outcome.to_dict(cluster.ttft_s, cluster.tbt_s), **({"kills": pauses} if kills else {})}
+
+
+def check_kills(cluster: Cluster, kills: Sequence[tuple[str, float]]) -> None:
+    """Raise ConfigError when no rank of a role would be left."""
+    counts = cluster.counts
+    for role in {role for role, _ in kills}:
+        dead = sum(one == role for one, _ in kills)
+        if dead >= counts.get(role, 0):
+            raise ConfigError(f"--kill {role}: there are {counts.get(role, 0)}, and one must be left")
 
 
 def _advance(update: Any, before: int, done: int) -> None:
@@ -193,6 +236,13 @@ def show(result: dict[str, Any], wall_s: float) -> None:
         f"request; moved: {moved or 'nothing'}",
         highlight=False,
     )
+    for one in result.get("kills", ()):
+        gaps = one["longest_gap_s"]
+        if gaps["mean"] is not None:
+            wide_console().print(
+                f"{one['role']} dies at {one['at_s']:g} s: answers pause for {gaps['p50']:.3f} s (p50), "
+                f"{gaps['p99']:.3f} s (p99)", highlight=False,
+            )  # fmt: skip
     if outside := [f"{share:.1%} of {kind}" for kind, share in result["outside_profile"].items() if share]:
         wide_console().print(
             f"passes beyond what the profile measured: {', '.join(outside)}", highlight=False

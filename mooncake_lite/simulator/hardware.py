@@ -64,6 +64,9 @@ class Hardware(Protocol):
     def outside(self) -> dict[str, float]:
         """Return the share of the passes of prompts, and of decode steps, that no measurement covers."""
 
+    def notice_s(self) -> float:
+        """Return how long it takes until the end of a process is known."""
+
 
 class DrawnHardware:
     """Ranks of no machine in particular. Times of prefill and transfers vary by a factor of three."""
@@ -100,6 +103,10 @@ class DrawnHardware:
     def outside(self) -> dict[str, float]:
         """Return nothing: no times are measured ones."""
         return {}
+
+    def notice_s(self) -> float:
+        """Draw how long it takes: at once, or when its connection is given up."""
+        return self._dice.choice((0.01, 0.1, 9.0)) * self._dice.random()
 
     def _factor(self) -> float:
         return 0.5 + self._dice.random()

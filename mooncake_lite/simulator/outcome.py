@@ -15,7 +15,15 @@ import numpy as np
 
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.hardware import Hardware
-from mooncake_lite.workloads.metrics import COMPLETED, REJECTED, Record, is_within, spread_of, summary
+from mooncake_lite.workloads.metrics import (
+    COMPLETED,
+    REJECTED,
+    Record,
+    is_within,
+    longest_gap_s,
+    spread_of,
+    summary,
+)
 
 TBT_LIMITS_MS = (50, 60, 70, 80, 90, 100, 120, 200, 300)
 """Limits on TBT for which shares are told; those of the paper are among them (FAST'25, figures 1 and 9)."""
@@ -126,6 +134,12 @@ class Outcome:
         """Return the share of all requests that was refused after its prefill."""
         refused = [one for one in self.records if one.outcome == REJECTED]
         return sum(len(one.token_times_s) > 0 for one in refused) / len(self.records)
+
+    def gaps_s(self, after_s: float) -> list[float]:
+        """Return the longest gap from a moment on, of each answer that had begun and not ended then."""
+        open_then = [one for one in self.records if one.token_times_s]
+        open_then = [one for one in open_then if one.token_times_s[0] <= after_s < one.token_times_s[-1]]
+        return [longest_gap_s(one, after_s) for one in open_then]
 
     def share_within(self, ttft_s: float, tbt_s: float) -> float:
         """Return the share of all requests that met both limits; a refused one met none."""

@@ -1,12 +1,13 @@
 """Plays requests on a simulated cluster until they have ended, and measures it.
 
-Called by `experiment.py` and `cluster_command.py`. Nothing goes wrong in these runs. Explained in
+Called by `experiment.py` and `cluster_command.py`. Nothing goes wrong but what `kills` names. Explained in
 docs/explain/simulator.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -15,7 +16,7 @@ from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.workload import Source
-from mooncake_lite.simulator.world import World
+from mooncake_lite.simulator.world import MOST_PASSES, World
 from scheduler.instance import DECODE
 
 NEVER = 10**9
@@ -31,14 +32,19 @@ def play(
     seed: int,
     *,
     warm_up: float = 0.0,
+    kills: Sequence[tuple[str, float]] = (),
     told: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Play all requests of a source.
 
     warm_up   share of the requests, the first ones, that do not count
+    kills     (role, seconds): a rank of this role dies then, the first one that lives
     told      is called with the number of requests that have ended, every SAMPLE_S of virtual time
     """
-    world = World(cluster.setting(source, seed), check_every=NEVER, patience_s=inf)
+    setting, passes = cluster.setting(source, seed), 1 if kills else MOST_PASSES
+    world = World(setting, check_every=NEVER, patience_s=inf, most_passes=passes)
+    for role, at_s in kills:
+        world.clock.at(at_s, partial(_kill, world, role))
     ranks = [rank for rank in world.ranks.values() if isinstance(rank, SimulatedRank)]
     decodes = [rank for rank in ranks if DECODE in rank.rank.state.duties]
     loads, state = Loads(), world.control.state
@@ -61,3 +67,10 @@ def play(
     world.run()
     keys = [obj.key for obj in world.control.directory.visible_objects()]
     return Outcome.of(world.records, loads, warm_up, [rank.rank for rank in ranks], world.hardware, keys)
+
+
+def _kill(world: World, role: str) -> None:
+    """Kill the first rank with this role that lives. Without leaps no token is lost that was drawn before."""
+    alive = [rank for rank in world.shape.ranks(role) if rank not in world.dead]
+    if len(alive) > 1:
+        world.kill(alive[0], ended=True)

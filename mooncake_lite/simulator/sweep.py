@@ -35,7 +35,7 @@ from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
 
 MOST_RUNS = 10_000
-NO_OPTIONS = ("--json", "--plot", "--seed", "--runs")
+NO_OPTIONS = ("--json", "--plot", "--seed", "--runs", "--kill")
 """Options of `simulate cluster` that a file may not set: they are about one run."""
 
 Value = str | int | float | bool

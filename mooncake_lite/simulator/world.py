@@ -289,8 +289,8 @@ class World(Post):
         self.dead.add(rank)
         if not ended:
             self._unreachable.add(rank)
-        seconds = self.dice.choice((0.01, 0.1, 9.0)) * self.dice.random()
-        self.clock.after(seconds, lambda: self._tell_lost(ev.RankLost(rank, 0, "died", ended)))
+        lost = ev.RankLost(rank, 0, "died", ended)
+        self.clock.after(self.hardware.notice_s(), lambda: self._tell_lost(lost))
 
     def _tell_lost(self, lost: ev.RankLost) -> None:
         self.conductors.lost.append(lost)

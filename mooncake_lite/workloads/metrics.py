@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,12 @@ class Record:
         """Return the mean of the slowest tenth of the gaps, rounded up; 0 without a gap."""
         gaps = np.sort(np.diff(self.token_times_s))
         return float(gaps[-len(gaps) // 10 :].mean()) if len(gaps) else 0.0
+
+
+def longest_gap_s(record: Record, after_s: float) -> float:
+    """Return the longest gap between two tokens that ends after a moment; 0 without one."""
+    times = record.token_times_s
+    return max((later - one for one, later in pairwise(times) if later > after_s), default=0.0)
 
 
 def is_within(record: Record, slo_ttft_s: float, slo_tbt_s: float) -> bool:

@@ -66,6 +66,7 @@ REAL_GOALS: Goals = {
     "P99 TTFT": ("ttft_s", "p99", 20.0),
     "mean TPOT": ("tpot_s", "mean", 5.0),
 }
+PAUSE_GOAL = 20.0
 COVERED = ("ttft_s", "tpot_s", "e2e_s")
 LEAST_COVERED = 0.8
 
@@ -142,12 +143,17 @@ class Bench:
             lives = [self._live(cluster.port, usual) for _ in range(plan.repeats)]
             over = [self._live(cluster.port, overloaded) for _ in range(plan.hard)]
             held_out = [self._live(cluster.port, one) for one in slices]
+        pauses = []
+        for _ in range(plan.hard):
+            with ranks.serve() as cluster:
+                pauses.append(ranks.pause(cluster))
         small = dataclasses.replace(ranks, pool_bytes=self._a_third(first))
         with small.serve() as cluster:
             thrashed = [self._live(cluster.port, usual) for _ in range(plan.hard)]
         rows = compared("usual load", lives, self._simulate(ranks, usual), GOALS)
         rows += compared("1.2 times the capacity", over, self._simulate(ranks, overloaded), HARD_GOALS)
         rows += compared("a third of the blocks fit", thrashed, self._simulate(small, usual), HARD_GOALS)
+        rows += pause_rows(pauses, [ranks.simulated_pause(seed) for seed in range(plan.simulated)])
         return rows + self._covered(ranks, slices, held_out)
 
     def _simulate(self, ranks: Ranks, trace: Trace) -> list[Result]:
@@ -205,6 +211,17 @@ def real_rows(ranks: Ranks, plan: Plan, told: Callable[[], None]) -> list[Row]:
     ranks = with_times_of(ranks, first, known)
     simulated = [ranks.simulate(second, seed) for seed in range(plan.simulated)]
     return compared("default model, held out", [held_out], simulated, REAL_GOALS)
+
+
+def pause_rows(lives: Sequence[float], simulated: Sequence[float]) -> list[Row]:
+    """Return the rows about a decode rank that dies."""
+    name, count, ours, live = "pause after a killed decode rank", len(lives), fmean(simulated), fmean(lives)
+    widest = Other("spread of the live runs", 100 * max(abs(one / live - 1) for one in lives))
+    error = 100 * abs(ours / live - 1)
+    return [
+        Row(name, "s", ours, Other("live", live), None, count),
+        Row(f"{name}, error", "% off", error, widest, Other("the goal", PAUSE_GOAL), count),
+    ]
 
 
 def compared(case: str, lives: Sequence[Result], simulated: Sequence[Result], goals: Goals) -> list[Row]:

@@ -6,10 +6,11 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mooncake_lite.errors import ClusterError
@@ -23,7 +24,16 @@ from mooncake_lite.tools.bench.cluster import Ask, Reply, at_their_times, in_a_f
 from mooncake_lite.tools.client import TRACED
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.profile.overheads import LEAST_S
-from mooncake_lite.workloads.metrics import COMPLETED, REJECTED, Record, spread_of, summary
+from mooncake_lite.tools.streams import Prompt, process_of
+from mooncake_lite.tools.streams import play as stream_all
+from mooncake_lite.workloads.metrics import (
+    COMPLETED,
+    REJECTED,
+    Record,
+    longest_gap_s,
+    spread_of,
+    summary,
+)
 from mooncake_lite.workloads.rescale import sped
 from mooncake_lite.workloads.traces import Trace, TraceRequest
 
@@ -33,6 +43,9 @@ LAYERS = 2
 CONTEXT_TOKENS = 8192
 KV_BYTES = 512 << 20
 SLO_S = (30.0, 0.1)
+
+STREAMS, STREAM_TOKENS, STREAM_ANSWER, KILLED_S = 8, 300, 128, 1.5
+"""Streams that begin at once, tokens of their prompts and answers, and when a decode rank dies."""
 
 Result = dict[str, Any]
 
@@ -115,6 +128,34 @@ class Ranks:
         """Play a trace on it. errs: its machines differ from the profile, as the errors of that allow."""
         cluster = drawn(self.simulated(), {}, seed) if errs else self.simulated()
         return play(cluster, TraceSource(trace), seed).to_dict(*SLO_S)
+
+    def pause(self, cluster: Cluster) -> float:
+        """Kill the first decode rank under STREAMS. Returns the mean pause of those that it decoded.
+
+        Raises ClusterError.
+        """
+        ids, dice = range(self.vocab_size // 8, self.vocab_size), random.Random("pause")
+        asks = [Prompt(dice.choices(ids, k=STREAM_TOKENS), STREAM_ANSWER) for _ in range(STREAMS)]
+        victim = process_of(cluster.pid, str(1 + self.nodes["prefill"]))
+        streams, moment = stream_all(cluster.base_url, asks, victim.kill, KILLED_S)
+        if broken := [one.error for one in streams if one.error]:
+            raise ClusterError(f"a stream broke off: {broken[0]}")
+        return self._longest([one.longest_gap_s(moment, first=False) for one in streams])
+
+    def simulated_pause(self, seed: int) -> float:
+        """Return what `pause` measures, simulated."""
+        blocks = -(-STREAM_TOKENS // self.block_tokens)
+        named = [list(range(number * blocks, (number + 1) * blocks)) for number in range(STREAMS)]
+        trace = Trace(
+            [TraceRequest(0, STREAM_TOKENS, STREAM_ANSWER, ids) for ids in named], self.block_tokens
+        )
+        kills = [("decode", KILLED_S)]
+        records = play(self.simulated(), TraceSource(trace), seed, kills=kills).records
+        return self._longest([longest_gap_s(one, KILLED_S) for one in records])
+
+    def _longest(self, gaps_s: Sequence[float]) -> float:
+        """Return the mean of as many of the longest gaps as one rank decoded streams."""
+        return fmean(sorted(gaps_s)[-STREAMS // self.nodes["decode"] :])
 
     def at(self, trace: Trace, load: float) -> Trace:
         """Return a trace at a speed at which prompts take this share of the time of prefill ranks."""

@@ -174,6 +174,34 @@ def test_every_request_ends_once_and_every_token_is_counted(fields: dict[str, An
         assert outcome.prompt_tokens == sum(prompt for _, prompt, *_ in wanted)
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("role", ["prefill", "decode", "store"])
+def test_when_a_rank_dies_every_token_still_comes_and_answers_pause(role: str) -> None:
+    requests = [(0.2 * n, 2_000, 200, []) for n in range(8)]
+    cluster = Cluster(profile=PROFILE, nodes={"prefill": 2, "decode": 2})
+    calm = played(cluster, trace_of(*requests))
+    outcome = play(cluster, TraceSource(trace_of(*requests)), 1, kills=[(role, 3.0)])
+    assert [len(one.token_times_s) for one in outcome.records] == [200] * 8
+    assert len(outcome.gaps_s(3.0)) == 8
+    usual_s = max(calm.gaps_s(3.0))
+    paused = sum(gap_s > 1.5 * usual_s for gap_s in outcome.gaps_s(3.0))
+    assert paused == (4 if role == "decode" else 0), "two decode ranks have four answers each"
+
+
+@pytest.mark.quick
+def test_the_command_tells_how_long_answers_paused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "trace.jsonl", tmp_path / "out"
+    file.write_bytes(write_trace(trace_of(*((0.2 * n, 2_000, 100, []) for n in range(8)))))
+    words = ["simulate", "cluster", str(file), "--nodes", "2P2D", "--kill", "decode@2.5", "--json", str(out)]
+    assert main(words) == 0
+    assert "decode dies at 2.5 s: answers pause for " in capsys.readouterr().out
+    (found,) = json.loads(out.read_text())["kills"]
+    assert (found["role"], found["at_s"]) == ("decode", 2.5)
+    assert 0.05 < found["longest_gap_s"]["p99"] < 2
+
+
 def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_bytes(write_trace(trace_of(*((3.0 * n, 3_000 + n, 20, [0, 1]) for n in range(30)))))
@@ -208,6 +236,9 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--speed", "0"], "0.0 is not in the range"),
         (["--slo-tbt-ms", "nan"], "nan is not in the range"),
         (["--divide-lengths", "7"], "take a divisor of 512"),
+        (["--kill", "decode"], "write prefill, decode, compute, store and a time, as decode@30"),
+        (["--kill", "steward@3"], "and a time, as decode@30"),
+        (["--nodes", "1P1D", "--kill", "decode@3"], "there are 1, and one must be left"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(

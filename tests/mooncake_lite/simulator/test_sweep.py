@@ -117,4 +117,4 @@ def test_bad_files_are_refused_before_anything_runs(
 
 @pytest.mark.quick
 def test_options_about_one_run_are_no_options_of_a_sweep() -> None:
-    assert {"--json", "--plot", "--seed", "--runs"} == set(NO_OPTIONS)
+    assert {"--json", "--plot", "--seed", "--runs", "--kill"} == set(NO_OPTIONS)
