@@ -119,3 +119,20 @@ def test_a_trace_is_drawn_from_the_arrival_of_its_last_request_to_its_end(tmp_pa
     assert [text for text in texts if text in ("gateway-0", "requests", "answer", "wait <&>", "decode")] == [
         *("gateway-0", "requests", "wait <&>", "answer"),
     ]
+
+
+def test_the_page_about_the_paper_shows_what_was_played() -> None:
+    paper = script("make_paper")
+
+    assert paper.PAGE.read_text(encoding="utf-8") == paper.page(), "run make paper"
+    assert {file.stem for file in paper.RUNS.glob("*.toml")} == {
+        file.stem for file in paper.RESULTS.glob("*.json") if file.stem != "alone"
+    }
+
+
+def test_without_the_trace_nothing_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paper = script("make_paper")
+
+    for folder in ("", str(tmp_path)):
+        assert paper.main(folder) == 2
+        assert "name its folder in MOONCAKE_LITE_TRACES" in capsys.readouterr().err
