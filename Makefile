@@ -91,8 +91,8 @@ bench: $(STAMP)
 	  $(BIN)/mooncake-lite bench $$what --json bench-results/$$what.json; \
 	done
 
-# The paper's experiments on the public trace, and their page. MOONCAKE_LITE_TRACES names its folder. Fifty runs:
-# twenty minutes on two cores. Results that are there are kept.
+# The paper's experiments on the public trace, and their page. MOONCAKE_LITE_TRACES names its folder. Forty runs:
+# half an hour on two cores. Results that are there are kept.
 paper: $(STAMP)
 	@$(BIN)/python docs/tools/make_paper.py "$(MOONCAKE_LITE_TRACES)"
 

@@ -76,6 +76,8 @@ def test_the_page_of_benchmarks_shows_what_was_measured() -> None:
     page = benchmarks.page()
 
     assert benchmarks.PAGE.read_text(encoding="utf-8") == page, "run docs/tools/make_benchmarks.py"
+    simulator = benchmarks.SIMULATOR.read_text(encoding="utf-8")
+    assert simulator == benchmarks.simulator_page(), "run docs/tools/make_benchmarks.py"
     assert all(f"`mooncake-lite bench {part}` on 2" in page for part in ("kernels", "transport", "store"))
 
 

@@ -19,6 +19,7 @@ from fill_readme import filled
 
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGE = FOLDER / "benchmarks.md"
+SIMULATOR = FOLDER.parent / "explain" / "simulator.md"
 
 TITLES = {
     "kernels": "Kernels, float32 unless named otherwise",
@@ -114,5 +115,35 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def simulator_page() -> str:
+    """The page about the simulator, with how wrong it was."""
+    found = json.loads((FOLDER / "measured" / "simulator.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in found["rows"]}
+    heads = ["", "live", "simulated", "off", "spread of the live runs", "goal"]
+    lines = [f"On {found['date'][:10]}, {described(found['machine'])}:", ""]
+    lines += [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|---:|---:|"]
+    for name, row in rows.items():
+        if error := rows.get(f"{name}, error"):
+            spread, runs = error["peer"], row["runs"]
+            widest = f"{number(spread['value'])} %, {runs} runs" if spread else "one run"
+            values = [with_unit(one, "s") for one in (row["peer"]["value"], row["ours"])]
+            lines.append(
+                f"| {name} | {' | '.join(values)} | {number(error['ours'])} % | {widest} "
+                f"| {number(error['limit']['value'])} % |"
+            )
+    lines += ["", *covered(found["rows"])]
+    return filled(SIMULATOR.read_text(encoding="utf-8"), "how wrong", "\n".join(lines) + "\n")
+
+
+def covered(rows: list[dict[str, Any]]) -> list[str]:
+    """What the page says about intervals."""
+    found = [row for row in rows if row["unit"].startswith("of ")]
+    shares = [f"{row['name'].split()[2]} for {row['ours']:.0f} {row['unit']}" for row in found]
+    return [
+        f"In their intervals were the means of {', '.join(shares)} live runs, to which nothing was fitted."
+    ]
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    SIMULATOR.write_text(simulator_page(), encoding="utf-8")

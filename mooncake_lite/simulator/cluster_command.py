@@ -230,7 +230,8 @@ def show(result: dict[str, Any], wall_s: float) -> None:
     """Print a result: what became of the requests, a table of latencies, and what the cluster did."""
     report.show(result, f", simulated in {wall_s:.1f} s")
     tiers = ", ".join(f"{tier} {rate:.1%}" for tier, rate in result["hit_rate"].items() if rate)
-    moved = ", ".join(f"{link} {nbytes / 1e9:,.0f} GB" for link, nbytes in result["bytes_moved"].items())
+    bytes_moved = result["bytes_moved"].items()
+    moved = ", ".join(f"{link} {nbytes / 1e9:,.0f} GB" for link, nbytes in bytes_moved if nbytes)
     wide_console().print(
         f"reused prompt tokens: {tiers or 'none'}\ncomputed for {result['prefill_s_per_request']:.3f} s per "
         f"request; moved: {moved or 'nothing'}",

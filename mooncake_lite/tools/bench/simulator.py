@@ -91,7 +91,7 @@ class Plan:
         return runs * self.requests + self.held_out * self.held_out_requests + self.real
 
 
-QUICK = Plan(requests=60, repeats=2, hard=1, held_out=2, held_out_requests=30, simulated=4, real=20)
+QUICK = Plan(requests=40, repeats=1, hard=1, held_out=2, held_out_requests=20, simulated=4, real=0)
 
 
 def run(quick: bool, folder: Path | None = None) -> list[Row]:
@@ -102,7 +102,7 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
         counted("requests", plan.all_requests) as told,
     ):
         rows = Bench(few_layers(model, Path(place)), plan, told).rows()
-        return rows + real_rows(real_ranks(model, Path(place)), plan, told)
+        return rows + (real_rows(real_ranks(model, Path(place)), plan, told) if plan.real else [])
 
 
 def conversation(requests: int, divide: int) -> Trace:
