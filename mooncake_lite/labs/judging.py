@@ -56,12 +56,13 @@ class Case(msgspec.Struct):
 
 
 class Counted(msgspec.Struct):
-    """A deterministic cost that a test has seen, and how much there may be."""
+    """A deterministic cost that a test has seen, how much there may be, and how much is needed."""
 
     task: str
     seed: str
     value: int
     limit: int
+    needed: int
 
 
 class Outcome(msgspec.Struct):
@@ -165,9 +166,10 @@ class Judge:
         if came_back > most:
             self._differs(f"{came_back:,}", f"at most {most:,}", called, breaks)
 
-    def cost(self, value: int, limit: int) -> None:
-        """Note the cost of the task, and how much there may be."""
-        self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit))
+    def cost(self, value: int, limit: int, needed: int | None = None) -> None:
+        """Note the cost of the task, and how much there may be. needed: by a good solution, if that is less."""
+        needed = limit if needed is None else needed
+        self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit, needed))
 
     def trace(self, what: object) -> None:
         """Note what a picture of this test shows; `labs show` draws it if the test fails."""

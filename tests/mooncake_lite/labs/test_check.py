@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.asking import in_words
-from mooncake_lite.labs.checking import compared
+from mooncake_lite.labs.checking import compared, prediction_of
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.judging import Counted
 from mooncake_lite.labs.lab import lab_in
@@ -43,7 +44,7 @@ def test_costs_are_shown_after_a_prediction(tree: Path) -> None:
     (tree / LAB.folder / "prediction.toml").write_text("bytes_hashed = 100\n")
     result = labs("check", "2", "2b")
     assert "bytes_hashed: you predicted 100, and " in result.output
-    assert "bytes were counted, not within 3x" in result.output
+    assert "not within 3x; " in result.output
     (tree / LAB.folder / "prediction.toml").write_text("bytes = 100\n")
     assert "bytes is no cost; there are pages_copied, bytes_hashed" in labs("check", "2", "2b").output
 
@@ -51,11 +52,24 @@ def test_costs_are_shown_after_a_prediction(tree: Path) -> None:
 @pytest.mark.quick
 def test_a_prediction_is_held_against_what_is_needed_where_the_code_wastes() -> None:
     task = LAB.task("2b")
-    assert compared(task, Counted("2b", "public", 1000, 100), 90).endswith(
-        "within 3x of the 100 that are needed"
-    )
-    assert "not within 3x of the 100" in compared(task, Counted("2b", "public", 1000, 100), 900)
-    assert compared(task, Counted("2b", "public", 50, 100), 90).endswith("were counted, within 3x")
+
+    def said(value: int, predicted: int) -> str:
+        return compared(task, Counted("2b", "public", value, 400, 100), predicted).partition("predicted ")[2]
+
+    assert said(1000, 90) == "90, within 3x; 1,000 bytes were counted; 100 are needed, and 400 are allowed"
+    assert said(1000, 1000).startswith("1,000, not within 3x")
+    assert said(1000, 399).startswith("399, not within 3x")
+    assert said(390, 390).startswith("390, within 3x")
+    assert said(100, 90) == "90, within 3x; 100 bytes were counted"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("number", ["1e308", "-3", "nan", "inf", "1_000_000_000_001"])
+def test_a_prediction_that_no_count_can_be_is_refused(number: str) -> None:
+    with pytest.raises(
+        LabError, match=r"here: bytes_hashed = .*; write a number from 0 to 1,000,000,000,000"
+    ):
+        prediction_of(f"bytes_hashed = {number}\n".encode(), "here", LAB)
 
 
 @pytest.mark.quick

@@ -29,7 +29,8 @@ PREDICTION = "prediction.toml"
 
 @pytest.fixture
 def folder(tree: Path) -> Path:
-    """The folder of lab 0 in a tree in which the test works."""
+    """The folder of lab 0, which was started, in a tree in which the test works."""
+    labs("start", "0")
     return tree / LAB.folder
 
 
@@ -53,6 +54,7 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
     folder: Path,
 ) -> None:
     answers = real()
+    (folder / "run.json").touch()
     (folder / PREDICTION).write_text(as_toml(answers | {"stored_bytes": 1, "orders": ["Decode"]}))
     (folder / ANSWERS).write_text(as_toml(answers))
     result = labs("check", "0")
@@ -74,11 +76,22 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
     assert "answers 8/10 . not graded" in labs("list").output
 
 
+def test_answers_that_are_copied_from_the_prediction_count_once_something_was_measured(folder: Path) -> None:
+    for name in (PREDICTION, ANSWERS):
+        (folder / name).write_text(as_toml(real()))
+    said = labs("check", "0").output
+    assert "answers 0/10 . not graded" in said
+    assert said.count("what you predicted; it counts once you have measured") == 10
+    (folder / "run.json").touch()
+    assert "answers 10/10 . not graded" in labs("check", "0").output
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("loaded = 3\n", "loaded is no question; there are first_rank, last_rank"),
         ('loaded_blocks = "7"\n', "loaded_blocks = '7'; write it as loaded_blocks = 12"),
+        ("last_rank = -3\n", "last_rank = -3; write a number from 0 to 1,000,000,000,000"),
         ("orders = 3\n", "orders = '3'; write it as orders = ["),
         ("loaded_blocks 7\n", "write one line per question: first_rank = 12"),
         ("loaded_blocks = \xff\n", "write one line per question: first_rank = 12"),

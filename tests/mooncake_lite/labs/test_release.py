@@ -18,10 +18,11 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import FOLDER, lab_in, labs_in
+from mooncake_lite.labs.questions import as_toml, real_answers
 from mooncake_lite.labs.release import leaks, release, solutions
-from mooncake_lite.labs.variant import public_seed, sheet
+from mooncake_lite.labs.variant import class_of, public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit, labs
+from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit, labs, labs_of
 
 LAB = lab_in(ROOT, 2)
 SEED = "a long secret"
@@ -118,6 +119,8 @@ def test_what_passes_in_a_release_gets_all_automatic_points(tree: Path, tmp_path
     assert "public 40/40 . private seeds not run" in labs("check", "2").output
     (tmp_path / "in").mkdir()
     labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
+    with zipfile.ZipFile(tmp_path / "in" / "ada.zip") as archive:
+        assert json.loads(archive.read("lab.json"))["seed"] == public_seed(SEED)
     (grade,) = grade_folder(ROOT, LAB, tmp_path / "in", SEED, jobs=1, trusted=True)
     assert (grade.total, grade.messages) == (75, [])
 
@@ -171,16 +174,21 @@ def git(tree: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = copy_of_tree(tmp_path / "tree")
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the tree under git, on the branch main, in which the test works."""
+    tree = copy_of_tree(tmp_path / "repository")
     git(tree, "init", "-q", "-b", "main")
     git(tree, "config", "user.name", "a")
     git(tree, "config", "user.email", "a@b")
     git(tree, "add", ".")
     git(tree, "commit", "-q", "-m", "all")
     monkeypatch.chdir(tree)
+    return tree
+
+
+def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tree(repository: Path) -> None:
+    tree = repository
     (tree / "store" / "keys.py").write_text("")
     with pytest.raises(LabError, match=r"the tree has changes \(store/keys.py\)"):
         labs("start", "2")
@@ -193,9 +201,35 @@ def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tre
     git(tree, "switch", "-q", "main")
     with pytest.raises(LabError, match="the branch lab-2 is there already"):
         labs("start", "2")
-    assert "You are on the branch lab-0" in labs("start", "0").output
-    assert git(tree, "status", "--porcelain") == ""
-    assert (tree / lab_in(ROOT, 0).folder / "data" / "request_1.json").exists()
+
+
+def test_start_branches_from_the_base_although_another_lab_was_begun(repository: Path) -> None:
+    answers = real_answers(ROOT, lab_in(ROOT, 0), class_of(ROOT).seed)
+    folder = repository / lab_in(ROOT, 0).folder
+    assert "You are on the branch lab-2" in labs_of(repository, "start", "2")
+    assert "You are on the branch lab-0" in labs_of(repository, "start", "0")
+    assert git(repository, "rev-parse", "lab-0~") == git(repository, "rev-parse", "main")
+    assert (folder / "data" / "request_1.json").exists()
+    for name in ("prediction.toml", "answers.toml"):
+        (folder / name).write_text(as_toml(answers))
+    (folder / "run.json").write_text("{}")
+    assert "answers 10/10" in labs_of(repository, "check", "0")
+    git(repository, "switch", "-q", "lab-2")
+    assert "git switch lab-0, or mooncake-lite labs start 0" in labs_of(repository, "check", "0")
+
+
+def test_what_labs_tell_students_to_make_neither_blocks_another_lab_nor_a_release(
+    repository: Path, tmp_path: Path
+) -> None:
+    labs("start", "0")
+    for name in ("prediction.toml", "answers.toml", "run.json", "run.events"):
+        (repository / lab_in(ROOT, 0).folder / name).write_text("x")
+    labs("pack", "2")
+    assert "You are on the branch lab-2" in labs("start", "2").output
+    git(repository, "switch", "-q", "main")
+    (repository / ".gitignore").write_text("")
+    release(repository, lab_in(repository, 2), "Sample class", SEED, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("lab-2.zip"))
 
 
 def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path: Path, soak: int) -> None:
