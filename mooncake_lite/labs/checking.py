@@ -28,7 +28,7 @@ from mooncake_lite.labs.variant import class_of
 PREDICTION = "prediction.toml"
 WITHIN = 3
 MOST_PREDICTED = 10**12
-"""Whoever predicts more has not worked it out."""
+"""The largest prediction that is read. The counts of all labs are far below it."""
 
 Say = Callable[[str], None]
 

@@ -98,10 +98,10 @@ def hint(task: str) -> None:
 @click.argument("task")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file, as SVG.")
 def show(task: str, svg: Path | None) -> None:
-    """Draw the trace of the last failing test of TASK, or the messages of the requests of lab 0.
+    """Draw the first failing test of the last check of TASK, or the messages of the requests of lab 0.
 
-    A trace shows which sequences used which pages, which threads accessed which cells, or which process sent
-    which message.
+    The picture shows which sequences used which pages, which keys or blocks came back, which item was
+    evicted, which threads accessed which cells, or which process sent which message.
     """
     from mooncake_lite.labs.notes import read_notes
     from mooncake_lite.labs.questions import picture
@@ -118,9 +118,13 @@ def show(task: str, svg: Path | None) -> None:
         trace = read_notes(root).traces.get(task)
         if trace is None:
             raise LabError(
-                f"no test of {task} that draws a picture has failed; run mooncake-lite labs check first"
+                f"nothing to draw for {task}: no test with a picture failed in its last check; "
+                f"mooncake-lite labs check {task[:-1]} {task} makes a new one"
             )
         drawn = read_trace_of(trace)
+        if "test" in trace:
+            sentence = trace["test"].removeprefix("test_").replace("_", " ")
+            click.echo(f"{task}, test `{sentence}`", err=svg is not None)
     if svg is None:
         click.echo(drawn.as_text())
         return

@@ -18,7 +18,6 @@ from mooncake_lite.labs.timeline import MessagesTrace
 from mooncake_lite.labs.trees import git
 from mooncake_lite.labs.variant import class_of, sheet, sizes
 
-
 STARTED = "labs: start lab"
 """Begins the message of the commit that puts stubs in place of solutions."""
 RECORDED = "recorded.json"
@@ -92,10 +91,8 @@ def read_recorded(root: Path, lab: Lab) -> Recorded:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Recorded)
     except (OSError, msgspec.MsgspecError):
-        number = lab.number
-        raise LabError(
-            f"lab {number} was not started here: git switch lab-{number}, or mooncake-lite labs start {number}"
-        ) from None
+        fix = f"git switch lab-{lab.number}, or mooncake-lite labs start {lab.number}"
+        raise LabError(f"lab {lab.number} was not started here: {fix}") from None
 
 
 def data_module(root: Path, lab: Lab) -> Any:

@@ -149,6 +149,10 @@ class Followed:
 
     def _observe(self, event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
         """Note an event that was a message, and the orders that follow from it."""
+        if isinstance(event, ev.PromptComputed):
+            self._note(event.request_id, 1 + event.rank, 0, "Tokens")
+        if isinstance(event, ev.DecodeEnded) and event.answer_tokens > 1:
+            self._note(event.request_id, 1 + event.rank, 0, f"Tokens, {event.answer_tokens - 1} times")
         if isinstance(event, MESSAGES):
             source = 1 + event.rank if isinstance(event, ev.RankEvent) else 0
             self._note(event.request_id, source, 1, name_of(event))  # type: ignore[attr-defined]
@@ -164,11 +168,16 @@ class Followed:
                 self._note(order.request_id, 1, 1 + order.rank, name_of(order))
 
     def moved(self, rank: int, refs: Sequence[BlockRef], *, to_pool: bool) -> None:
-        """Note blocks that a rank moves: from the pool to itself, or the other way."""
+        """Note blocks that a rank moves: from the pool to itself, or the other way.
+
+        The hardware is told only the blocks that no pass hides; all that a prefill stores are in its order.
+        """
         if refs:
-            pool, own = 1 + refs[0].rank, 1 + rank
+            request, pool, own = self._running[rank], 1 + refs[0].rank, 1 + rank
+            order = self.prefill[request]
+            count = len(order.store) + (order.tail is not None) if to_pool else len(refs)
             ends = (own, pool) if to_pool else (pool, own)
-            self._note(self._running[rank], *ends, f"KV, {len(refs)} block{'s' * (len(refs) > 1)}")
+            self._note(request, *ends, f"KV, {count} block{'s' * (count > 1)}")
 
     def _note(self, request: str, source: int, target: int, text: str) -> None:
         self.messages.append((request, Message(source, target, text, request)))
@@ -205,6 +214,8 @@ class InTurn:
 
 class Moves:
     """Hardware on which it pays to load, and that notes which blocks move."""
+
+    step_s, message_s, request_s = 0.0, 0.002, 0.0
 
     def __init__(self, clock: Clock, seen: Followed) -> None:
         self._clock, self._seen = clock, seen

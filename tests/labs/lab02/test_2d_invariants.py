@@ -39,7 +39,7 @@ ALL_PAGES = "free, used and idle are disjoint, and together they are all pages"
 """The first sentence of the invariant."""
 
 NEEDED = 4
-"""Comparisons and hashes for each page: sets hash a page when they are made, and look it up in another one."""
+"""Comparisons and hashes for each page: a set hashes a page, and then it is looked up in others."""
 
 NONE = "no exception"
 

@@ -111,6 +111,72 @@ def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expecte
     assert (tree / "map.svg").read_text().startswith("<svg ")
 
 
+BREAKS = {
+    KEYS: ("        if keys:\n            self.last_key = keys[-1]\n", ""),
+    "scheduler/instance/prefix_hash.py": ("            found += block.pages\n", ""),
+    "store/policies/sieve.py": (
+        "                    passed.add(node)\n                node.",
+        "                node.",
+    ),
+}
+"""What is missing in 2b, 2c and 2e."""
+
+
+def test_the_first_failing_test_of_2b_2c_and_2e_is_drawn_and_named(tree: Path) -> None:
+    for file, (old, new) in BREAKS.items():
+        edit(tree / file, old, new)
+    labs("check", "2")
+    for task, test, table in (
+        ("2b", "the tokens of a partial block stay pending", "tokens  | ends a block of "),
+        ("2c", "the longest leading run of cached blocks is found", "       came back             nothing"),
+        ("2e", "", "from old to new"),
+    ):
+        assert f"{task}, test `{test}" in labs("show", task).output
+        assert table in labs("show", task).output
+    with pytest.raises(LabError, match="nothing to draw for 2a: "):
+        labs("show", "2a")
+
+
+COSTLY = {
+    "2c": (
+        "self._blocks.get(key)",
+        "next((each for each in self._blocks.values() if each.key == key), None)",
+    ),
+    "2d": (
+        "assert sorted([*self.free, *self.used, *self.idle]) == list(range(self.num_pages))",
+        "free, rest = list(map(int, self.free)), list(map(int, [*self.used, *self.idle]))\n"
+        "        assert all((page in free) + (page in rest) == 1 for page in range(self.num_pages))",
+    ),
+    "2e": (
+        "newcomer = self._end.older if",
+        "order = [node.item for node in self._nodes.values()]\n"
+        "        newcomer = self._end.older if order and",
+    ),
+}
+"""Right answers that scan: what they have in place of a part of the reference."""
+
+
+def test_scans_of_what_the_region_is_given_cost_points(tree: Path) -> None:
+    for task, (old, new) in COSTLY.items():
+        edit(tree / LAB.task(task).file, old, new)
+    only = ["each_key_is_looked_up_once", "a_check_is_cheap", "the_victims_on_a_trace"]
+    outcome = run_tests(ROOT, LAB, list(COSTLY), tree, {"public": 7}, level="none", only=only)
+    assert [case.message for case in outcome.cases if not case.passed] == []
+    assert {cost.task: cost.value > cost.limit for cost in outcome.costs} == dict.fromkeys(COSTLY, True)
+
+
+def test_a_forged_reply_is_told_in_one_line(tree: Path) -> None:
+    forge = "import contextlib, os\n        for stream in range(3, 20):\n"
+    forge += "            with contextlib.suppress(OSError):\n"
+    forge += "                os.write(stream, b'{\"value\": []}' + bytes([10]))\n        "
+    edit(tree / LAB.task("2d").file, "assert sorted([*self.free", forge + "assert sorted([*self.free")
+    (case,) = run_tests(ROOT, LAB, ["2d"], tree, {"public": 7}, level="none", only=["a_check_is_cheap"]).cases
+    assert case.message.splitlines() == [
+        "stopped    the reply cannot be judged: IndexError: list index out of range",
+        "repeat     mooncake-lite labs check 2 2d",
+    ]
+
+
 def test_a_stub_is_found_and_its_tests_are_not_run(tree: Path) -> None:
     for file, tasks in LAB.files.items():
         stubs = {function: task for function, task in tasks.items() if task != "2d"}

@@ -86,7 +86,15 @@ def test_a_missing_barrier_is_named_by_threads_and_lines(bench: Bench) -> None:
     drawn = outcome.traces["1e"]
     assert (drawn["kind"], drawn["array"]) == ("accesses", "scores")
     assert any("!" in row for rows in drawn["phases"] for row in rows)
-    assert read_trace_of(drawn).as_text().startswith("scores: which thread ")
+    assert read_trace_of(drawn).as_text().startswith("scores: which thread of block (0, 0, 0) ")
+
+
+def test_the_picture_shows_the_block_with_the_first_wrong_number(bench: Bench) -> None:
+    wrong = "        mean = sums[c] / total if total > ZERO and head != 2 else NAN\n"
+    right = reference(bench.lab)["1e"]
+    line = next(line for line in right.splitlines(keepends=True) if "mean = sums[c]" in line)
+    outcome = judged(bench, right.replace(line, wrong), "heads_of_a_group")
+    assert outcome.traces["1e"]["block"] == [0, 2, 0]
 
 
 def test_another_right_kernel_gets_all_points_of_its_task(bench: Bench) -> None:

@@ -109,7 +109,9 @@ def test_the_picture_comes_after_the_answers(folder: Path) -> None:
         labs("show", "0")
     (folder / ANSWERS).write_text(as_toml(real()))
     shown = labs("show", "0").output
-    assert "request 1\n|--" in shown
+    assert "\nrequest 1\ngateway         0 conductor     1 prefill" in shown
+    assert f"KV, {real()['stored_blocks']} blocks" in shown
+    assert shown.count("  Tokens\n") == 2
     assert f"KV, {real()['loaded_blocks']} blocks" in shown
     labs("show", "0", "--svg", "picture.svg")
     ElementTree.parse("picture.svg")
@@ -221,7 +223,8 @@ def test_a_cluster_of_the_sheet_gives_these_answers(tmp_path: Path) -> None:
     instants = sorted(read(tmp_path / "run.json").instants, key=lambda instant: instant["ts"])
     sent = [each["name"] for each in instants if last["id"] in each.get("args", {}).values()]
     drawn = [each.text for each in data_module(ROOT, LAB).timeline(seed, size).messages]
-    without = [name for name in drawn[drawn.index("Submit", 1) + 1 :] if not name.startswith("KV")]
+    last_one = drawn[drawn.index("Submit", 1) + 1 :]
+    without = [name for name in last_one if not name.startswith(("KV", "Tokens"))]
     assert [name for name in sent if name in without] == without
     assert [name for name in without if name in answers["orders"]] == answers["orders"]
 

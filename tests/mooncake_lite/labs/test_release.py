@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -145,6 +146,22 @@ def test_a_seed_of_another_class_is_refused_and_an_archive_of_another_class_is_n
         "packed in a release of another class, 'Other'",
         f"packed in a release of version 0.0.9, and graded with {__version__}",
     ]
+
+
+def test_a_release_grades_with_its_own_code_and_tests(tree: Path, tmp_path: Path) -> None:
+    """The checkout has moved on: its tests and its scores are not those of the release."""
+    fill_in(tree, {"2d": reference(LAB)["2d"]})
+    (tmp_path / "in").mkdir()
+    labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
+    edit(tree / "mooncake_lite/labs/scores.py", "cost=task.points.cost if", "cost=1 if")
+    for path in (tree / LAB.tests).glob("test_2d_*.py"):
+        path.write_text(path.read_text().replace("40 * 2000", "41 * 2000"))
+    out = tmp_path / "grades.csv"
+    grade = ["grade", str(tmp_path / "in"), "--lab", "2", "--trusted", "--seed", SEED, "--out", str(out)]
+    assert labs(*grade).return_value == 0
+    (row,) = csv.DictReader(out.open())
+    assert (row["automatic"], row["cost"]) == ("14", "1")
+    assert "82000 are allowed" in (tmp_path / "grades" / "ada.html").read_text()
 
 
 def test_a_change_outside_of_a_region_is_named_and_not_handed_in(tree: Path) -> None:
