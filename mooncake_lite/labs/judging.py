@@ -173,7 +173,7 @@ class Judge:
         self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit, needed))
 
     def trace(self, what: object) -> None:
-        """Note a picture of the last answer, or None. `labs show` draws it if the test fails at that answer."""
+        """Note a picture of the last answer, or None. `labs show` draws it if the test then fails."""
         self._trace = what
 
     def _differs(self, came_back: str, expected: str, called: str, breaks: str) -> NoReturn:

@@ -97,6 +97,14 @@ def test_the_picture_shows_the_block_with_the_first_wrong_number(bench: Bench) -
     assert outcome.traces["1e"]["block"] == [0, 2, 0]
 
 
+@pytest.mark.quick
+def test_no_file_of_the_lab_has_another_kernel_that_shares_scores() -> None:
+    lab = lab_in(ROOT, 1)
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in lab.files}
+    shared = [line for text in texts.values() for line in text.splitlines() if "cuda.shared.array(" in line]
+    assert [line.strip() for line in shared] == ["scores = cuda.shared.array(THREADS, np.float32)"]
+
+
 def test_another_right_kernel_gets_all_points_of_its_task(bench: Bench) -> None:
     outcome = judged(bench, TWO_BUFFERS)
     assert [case.message for case in outcome.cases if not case.passed] == []

@@ -18,6 +18,7 @@ from kernels_numba.errors import BackendError
 from mooncake_lite.labs.access_map import AccessMap
 from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
+from tests.mooncake_lite.labs.trees import ROOT
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = 5
@@ -100,6 +101,11 @@ def test_a_bad_kernel_has_no_findings_but_its_own(judged: Judged) -> None:
     kinds = {name: {finding.kind for finding in runs[0]} for name, runs in judged.bad.items()}
     assert kinds.pop("a_barrier_in_each_branch") == {"barrier"}
     assert kinds == {name: {kind} for name, (kind, *_) in EXPECTED.items() if name in kinds}
+
+
+def test_the_kernel_of_the_page_about_cuda_is_one_that_runs_without_findings() -> None:
+    page = (ROOT / "docs/explain/cuda.md").read_text(encoding="utf-8")
+    assert f"```py\n{inspect.getsource(good_kernels.neighbour)}```" in page
 
 
 def test_correct_kernels_have_no_findings(judged: Judged) -> None:
