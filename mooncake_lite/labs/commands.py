@@ -134,6 +134,21 @@ def show(task: str, svg: Path | None) -> None:
         raise LabError(f"--svg {svg} cannot be written: {error.strerror}") from None
 
 
+@labs.command("run")
+@LAB
+@click.option("--model", default="", help="Name or folder of a model. [default: that of `serve`]")
+def run_lab(number: int, model: str) -> int:
+    """Run your finished lab in the server, beside the reference.
+
+    Shows whether the tokens are equal, what was reused, and how long each part took. Exit code 1 means that
+    tokens differ. A release has no reference: there only your own code runs.
+    """
+    from mooncake_lite.labs.playing import play
+
+    root, lab = lab_here(number)
+    return 0 if play(root, lab, model, click.echo) else 1
+
+
 @labs.command()
 @LAB
 def score(number: int) -> None:

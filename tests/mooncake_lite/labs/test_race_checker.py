@@ -18,7 +18,6 @@ from kernels_numba.errors import BackendError
 from mooncake_lite.labs.access_map import AccessMap
 from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
-from tests.mooncake_lite.labs.trees import ROOT
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNS = 5

@@ -23,7 +23,7 @@ from mooncake_lite.labs.questions import as_toml, real_answers
 from mooncake_lite.labs.release import leaks, release, solutions
 from mooncake_lite.labs.variant import class_of, public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit, labs, labs_of
+from tests.mooncake_lite.labs.trees import ROOT, edit, git, labs, labs_of
 
 LAB = lab_in(ROOT, 2)
 SEED = "a long secret"
@@ -183,25 +183,6 @@ def test_damage_to_the_scaffold_is_packed_with_a_message(tree: Path, tmp_path: P
     with zipfile.ZipFile(tmp_path / "x.zip") as archive:
         assert "        keys = [\n" in archive.read("regions/2b.py").decode()
         assert archive.read("regions/2c.py").decode() == reference(LAB)["2c"]
-
-
-def git(tree: Path, *arguments: str) -> str:
-    """What git prints about a repository, whose own settings say who commits."""
-    done = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the tree under git, on the branch main, in which the test works."""
-    tree = copy_of_tree(tmp_path / "repository")
-    git(tree, "init", "-q", "-b", "main")
-    git(tree, "config", "user.name", "a")
-    git(tree, "config", "user.email", "a@b")
-    git(tree, "add", ".")
-    git(tree, "commit", "-q", "-m", "all")
-    monkeypatch.chdir(tree)
-    return tree
 
 
 def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tree(repository: Path) -> None:

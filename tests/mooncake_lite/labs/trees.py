@@ -77,3 +77,9 @@ def labs(*arguments: str) -> Result:
     if result.exception is not None:
         raise result.exception
     return result
+
+
+def git(tree: Path, *arguments: str) -> str:
+    """What git prints about a repository, whose own settings say who commits."""
+    done = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=True)
+    return done.stdout
