@@ -54,8 +54,8 @@ class AccessMap(msgspec.Struct, tag_field="kind", tag="accesses", frozen=True):
     def as_text(self) -> str:
         """Return the map as text: a line for each thread, or for neighbours that do the same."""
         lines = [
-            f"{self.array}: which thread of block {self.block} {LEGEND} which {self.unit}",
-            f"columns: {self.unit} {_ranges(self.columns)}",
+            f"{self.array}: which thread {LEGEND} which {self.unit}",
+            f"columns: {self.unit} {_ranges(self.columns)}; lines: threads of block {self.block}",
         ]
         for number, rows in enumerate(self.phases):
             lines.append(f"after {number} barriers" if number != 1 else "after 1 barrier")

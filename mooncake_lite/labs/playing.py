@@ -1,7 +1,7 @@
 """Playing: a student's finished lab in the server, beside the reference.
 
-Used by `labs run`. play.py of the lab's folder runs in a process of each tree, and tells what it saw. The
-reference is the commit at which the lab's branch begins. Explained in docs/explain/labs.md, "Labs at work".
+Used by `labs run`. play.py of the lab's folder runs once with the student's packages and once with those of
+the commit at which the lab's branch begins. Explained in docs/explain/labs.md, "Labs at work".
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,7 @@ from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.lab import Lab
 from mooncake_lite.labs.show import TableTrace
 from mooncake_lite.labs.starting import released_base
-from mooncake_lite.labs.trees import PACKAGES, git
+from mooncake_lite.labs.trees import git
 from mooncake_lite.labs.variant import class_of, sizes
 
 SCRIPT = "play.py"
@@ -56,11 +55,11 @@ def play(root: Path, lab: Lab, model: str, say: Callable[[str], None]) -> bool:
     for task in lab.tasks:
         if state := look_at(lab, task, (root / task.file).read_text(encoding="utf-8")):
             raise LabError(f"labs run needs every task of lab {lab.number}; {task.id}: {state}")
-    mine = played(root, lab, root, model, "your code")
-    with reference(root) as tree:
-        theirs = mine if tree is None else played(root, lab, tree, model, "the reference")
-    told = [one for one in mine if one.said]
-    for one in told[:1]:
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        mine = played(root, lab, yours(root, lab, Path(folder) / "yours"), model, "your code")
+        tree = reference(root, lab, Path(folder))
+        theirs = played(root, lab, tree, model, "the reference") if tree else mine
+    for one in [one for one in mine if one.said][:1]:
         say(f"{one.what}: {' '.join(one.said.split())}\n")
     say(compared(mine, theirs).as_text())
     if tree is None:
@@ -92,7 +91,8 @@ def played(root: Path, lab: Lab, tree: Path, model: str, who: str) -> list[Playe
         raise LabError(f"{folder / 'data'} is not there; mooncake-lite labs start {lab.number} writes it")
     size = msgspec.json.encode(sizes(lab, class_of(root).seed)).decode()
     command = [sys.executable, str(folder / SCRIPT), model, str(folder / "data"), size]
-    env = os.environ | {"PYTHONPATH": str(tree)}
+    here = Path(__file__).resolve().parents[2]
+    env = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{here}"}
     try:
         done = subprocess.run(
             command, cwd=tree, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -105,15 +105,26 @@ def played(root: Path, lab: Lab, tree: Path, model: str, who: str) -> list[Playe
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Played])
 
 
-@contextmanager
-def reference(root: Path) -> Iterator[Path | None]:
-    """Give a tree with the packages at which the lab's branch begins; None where git knows none."""
+def packages(lab: Lab) -> list[str]:
+    """Return the packages with regions of a lab. All others are those of this code, on both sides."""
+    return sorted({file.split("/")[0] for file in lab.files})
+
+
+def yours(root: Path, lab: Lab, tree: Path) -> Path:
+    """Make a tree with the packages of the student."""
+    tree.mkdir()
+    for package in packages(lab):
+        (tree / package).symlink_to(root / package)
+    return tree
+
+
+def reference(root: Path, lab: Lab, folder: Path) -> Path | None:
+    """Make a tree with the packages at which the lab's branch begins; None where git knows none."""
     if not (root / ".git").exists():
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
-        archive, tree = Path(folder) / "base.tar", Path(folder) / "tree"
-        git(root, "archive", "--format=tar", f"--output={archive}", released_base(root), "--", *PACKAGES)
-        with tarfile.open(archive) as packed:
-            packed.extractall(tree, filter="data")
-        yield tree
+        return None
+    archive, tree = folder / "base.tar", folder / "reference"
+    base = released_base(root)
+    git(root, "archive", "--format=tar", f"--output={archive}", base, "--", *packages(lab))
+    with tarfile.open(archive) as packed:
+        packed.extractall(tree, filter="data")
+    return tree

@@ -51,8 +51,8 @@ step    1  start a 5
 step    2  fork a <b>
 step    3  write <b>""",
     "accesses": """\
-scores: which thread of block (0, 0, 0) reads (r), writes (w), reads and writes (b), races for (!) which cell
-columns: cell 0-1
+scores: which thread reads (r), writes (w), reads and writes (b), races for (!) which cell
+columns: cell 0-1; lines: threads of block (0, 0, 0)
 after 0 barriers
   thread       0  w.
   thread       1  .!
