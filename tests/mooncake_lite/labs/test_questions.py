@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from mooncake_lite.cli import main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, real_answers
-from mooncake_lite.labs.starting import data_module
+from mooncake_lite.labs.starting import RECORDED, data_module
 from mooncake_lite.labs.variant import class_of, sizes
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.explain import from_recording
@@ -30,8 +31,15 @@ PREDICTION = "prediction.toml"
 @pytest.fixture
 def folder(tree: Path) -> Path:
     """The folder of lab 0, which was started, in a tree in which the test works."""
-    labs("start", "0")
+    (tree / LAB.tests / RECORDED).write_bytes(recorded())
     return tree / LAB.folder
+
+
+@cache
+def recorded() -> bytes:
+    """What `labs start 0` records, which takes a while."""
+    labs("start", "0")
+    return (Path.cwd() / LAB.tests / RECORDED).read_bytes()
 
 
 def real() -> dict[str, Answer]:
