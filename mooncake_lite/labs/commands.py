@@ -136,7 +136,7 @@ def show(task: str, svg: Path | None) -> None:
 
 @labs.command("run")
 @LAB
-@click.option("--model", default="", help="Name or folder of a model. [default: that of `serve`]")
+@click.option("--model", default="", help="Name or folder of a model. [default: that of serve]")
 def run_lab(number: int, model: str) -> int:
     """Run your finished lab in the server, beside the reference.
 
