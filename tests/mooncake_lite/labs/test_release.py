@@ -216,7 +216,7 @@ def test_start_branches_from_the_base_although_another_lab_was_begun(repository:
     assert "git switch lab-0, or mooncake-lite labs start 0" in labs_of(repository, "check", "0")
 
 
-def test_what_labs_tell_students_to_make_neither_blocks_another_lab_nor_a_release(
+def test_what_students_and_teachers_make_neither_blocks_another_lab_nor_comes_into_a_release(
     repository: Path, tmp_path: Path
 ) -> None:
     labs("start", "0")
@@ -226,8 +226,11 @@ def test_what_labs_tell_students_to_make_neither_blocks_another_lab_nor_a_releas
     assert "You are on the branch lab-2" in labs("start", "2").output
     git(repository, "switch", "-q", "main")
     (repository / ".gitignore").write_text("")
+    (repository / "grades.private.txt").write_text("x")
+    shutil.copytree(repository / "store", repository / "lab-1" / "store")
     release(repository, lab_in(repository, 2), "Sample class", SEED, tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("lab-2.zip"))
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert made.isdisjoint({"lab-2.zip", "lab-1", "grades.private.txt"})
 
 
 def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path: Path, soak: int) -> None:
