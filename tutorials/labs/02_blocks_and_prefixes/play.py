@@ -66,6 +66,7 @@ def main() -> None:
     """Play everything."""
     model, data, sizes = sys.argv[1:]
     llm = LLM(*([model] if model else []), kv_cache_bytes="512MiB")
+    llm.generate("Good morning", SamplingParams(max_tokens=2))  # the first call of a process takes longer
     seen = [asked(llm, what, question, temperature=0) for what, question in QUESTIONS.items()]
     seen.append(
         asked(llm, "four answers at once", QUESTIONS["second question"], n=4, seed=1, temperature=1.0)
