@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.autograder import COMPILER, PACKAGES, write_autograder
-from mooncake_lite.labs.lab import Lab, lab_in, labs_in
+from mooncake_lite.labs.lab import Lab, labs_in
 from tests.mooncake_lite.labs.sample_class import reference, text
 from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LABS = labs_in(ROOT)
-LAB = lab_in(ROOT, 2)
+LAB = LABS[2]
 RIGHT = {task: reference(LAB)[task] for task in ("2b", "2d")}
 
 CONTAINER = """
@@ -124,9 +124,10 @@ def graded(base: Path, texts: dict[str, str], *, wrapped: list[str]) -> dict[str
     return {test["name"].split()[0] + test["name"].rpartition(":")[2]: test for test in result["tests"]}
 
 
-@pytest.mark.parametrize("lab", LABS.values(), ids=lambda lab: f"lab{lab.number}")
-def test_the_autograder_of_each_lab_grades_a_right_region(machine: Path, lab: Lab) -> None:
-    """Of the first task. A lab of questions has no autograder, and says so."""
+@pytest.mark.parametrize("number", sorted(LABS.keys() - {LAB.number}))
+def test_the_autograder_of_each_other_lab_grades_a_right_region(machine: Path, number: int) -> None:
+    """Of the first task. A lab of questions has no autograder, and says so. The next test is that of lab 2."""
+    lab = LABS[number]
     if not lab.tasks:
         with pytest.raises(LabError, match=f"lab {lab.number} is not graded"):
             write_autograder(ROOT, lab, "Sample class", "a long secret", machine / "autograder.zip")
