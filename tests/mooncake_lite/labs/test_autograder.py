@@ -126,7 +126,7 @@ def graded(base: Path, texts: dict[str, str], *, wrapped: list[str]) -> dict[str
 
 @pytest.mark.parametrize("number", sorted(LABS.keys() - {LAB.number}))
 def test_the_autograder_of_each_other_lab_grades_a_right_region(machine: Path, number: int) -> None:
-    """Of the first task. A lab of questions has no autograder, and says so. The next test is that of lab 2."""
+    """Of its first task. A lab of questions has none, and says so. The next test is that of lab 2."""
     lab = LABS[number]
     if not lab.tasks:
         with pytest.raises(LabError, match=f"lab {lab.number} is not graded"):

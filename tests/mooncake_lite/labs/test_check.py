@@ -164,6 +164,15 @@ def test_scans_of_what_the_region_is_given_cost_points(tree: Path) -> None:
     assert {cost.task: cost.value > cost.limit for cost in outcome.costs} == dict.fromkeys(COSTLY, True)
 
 
+def test_a_function_of_numpy_that_copies_the_cache_reads_all_of_it(tree: Path) -> None:
+    lab = lab_in(ROOT, 1)
+    pages = "np.take(cache, table[t // page_size], axis=0)[np.arange(end - first), :, t % page_size]"
+    edit(tree / lab.task("1a").file, "cache[table[t // page_size], :, t % page_size]", pages)
+    outcome = run_tests(ROOT, lab, ["1a"], tree, {"public": 7}, level="none", only=["read"])
+    assert [(case.passed, case.message) for case in outcome.cases] == [(True, "")] * len(outcome.cases)
+    assert [cost.value > cost.limit for cost in outcome.costs] == [True]
+
+
 def test_a_forged_reply_is_told_in_one_line(tree: Path) -> None:
     forge = "import contextlib, os\n        for stream in range(3, 20):\n"
     forge += "            with contextlib.suppress(OSError):\n"
