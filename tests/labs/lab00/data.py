@@ -20,6 +20,7 @@ from mooncake_lite.labs.timeline import Message, MessagesTrace
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.hardware import DrawnHardware
 from mooncake_lite.simulator.sessions import opaque_request
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
@@ -212,12 +213,11 @@ class InTurn:
         return []
 
 
-class Moves:
+class Moves(DrawnHardware):
     """Hardware on which it pays to load, and that notes which blocks move."""
 
-    step_s, message_s, request_s = 0.0, 0.002, 0.0
-
     def __init__(self, clock: Clock, seen: Followed) -> None:
+        super().__init__(clock, random.Random(0))
         self._clock, self._seen = clock, seen
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
