@@ -76,7 +76,7 @@ def plain_kernels() -> Iterator[Kernel]:
     """The plain rungs, of every element type."""
     from numba import types
 
-    from kernels_numba import attention_cuda, block_kernels_cuda
+    from kernels_numba import attention_cuda, attention_tiles_cuda, block_kernels_cuda
     from kernels_numba.codec_kernels_cuda import recode_v1
     from kernels_numba.rotary_cuda import scatter_rotated_v1
 
@@ -92,7 +92,7 @@ def plain_kernels() -> Iterator[Kernel]:
         for what, function, arguments in (
             ("attention v1", attention_cuda.attention_v1, attention),
             ("attention shared", attention_cuda.attention_v1_shared, attention),
-            ("attention v2", attention_cuda.attention_v2, attention),
+            ("attention v2", attention_tiles_cuda.attention_v2, attention),
             ("scatter_kv v1", block_kernels_cuda.scatter_kv_v1, tokens),
             ("move_blocks v1", block_kernels_cuda.move_blocks_v1, moved),
             ("copy_pages v1", block_kernels_cuda.copy_pages_v1, (caches, i32[::1], i32[::1])),

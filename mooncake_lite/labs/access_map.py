@@ -32,12 +32,14 @@ class AccessMap(msgspec.Struct, tag_field="kind", tag="accesses", frozen=True):
     unit     what a column is: a "cell", or what an index of the first axis is called, such as a "page"
     columns  the indices of the first axis that any thread touched, in order
     phases   [phase][thread] -> one of the five characters above for each column; a phase ends with a barrier
+    block    (x, y, z) of the block
     """
 
     array: str
     unit: str
     columns: list[int]
     phases: list[list[str]]
+    block: tuple[int, ...] = (0, 0, 0)
 
     def __post_init__(self) -> None:
         """Raise ValueError for rows that do not fit the columns: a map may come from a child process."""
@@ -53,7 +55,7 @@ class AccessMap(msgspec.Struct, tag_field="kind", tag="accesses", frozen=True):
         """Return the map as text: a line for each thread, or for neighbours that do the same."""
         lines = [
             f"{self.array}: which thread {LEGEND} which {self.unit}",
-            f"columns: {self.unit} {_ranges(self.columns)}",
+            f"columns: {self.unit} {_ranges(self.columns)}; lines: threads of block {self.block}",
         ]
         for number, rows in enumerate(self.phases):
             lines.append(f"after {number} barriers" if number != 1 else "after 1 barrier")
@@ -74,7 +76,7 @@ class AccessMap(msgspec.Struct, tag_field="kind", tag="accesses", frozen=True):
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="9" '
             f'font-family="sans-serif"><rect width="100%" height="100%" fill="white"/>'
             f'<text x="2" y="12" font-size="11">{escape(self.array)}: {escape(self.unit)} '
-            f"{escape(_ranges(self.columns))}</text>"
+            f"{escape(_ranges(self.columns))}, block {self.block}</text>"
         ]
         for place, (character, meaning) in enumerate(MEANING.items()):
             x = 2 + 9 * CELL * place
@@ -121,7 +123,7 @@ def access_map(
         ]
         for phase in phases
     ]
-    return AccessMap(array, unit, columns, rows)
+    return AccessMap(array, unit, columns, rows, block)
 
 
 def _characters(phase: Phase, array: str, width: int, is_shared: bool) -> dict[tuple[int, int], str]:

@@ -27,6 +27,8 @@ from mooncake_lite.labs.variant import class_of
 
 PREDICTION = "prediction.toml"
 WITHIN = 3
+MOST_PREDICTED = 10**12
+"""The largest prediction that is read. The counts of all labs are far below it."""
 
 Say = Callable[[str], None]
 
@@ -94,28 +96,42 @@ def prediction_of(data: bytes, place: str, lab: Lab) -> dict[str, float]:
         raise LabError(f"{place}: {error}; write one line per cost: {names[0]} = 12") from None
     if unknown := found.keys() - set(names):
         raise LabError(f"{place}: {', '.join(sorted(unknown))} is no cost; there are {', '.join(names)}")
+    for name, number in found.items():
+        must_be_possible(place, name, number)
     return found
 
 
-def compared(task: LabTask, cost: Counted, predicted: float) -> str:
-    """Return how a prediction compares with what was counted, or with the limit where more was counted.
+def must_be_possible(place: str, name: str, number: float) -> None:
+    """Raise LabError for a prediction or an answer that no count can be."""
+    if not 0 <= number <= MOST_PREDICTED:
+        raise LabError(f"{place}: {name} = {number}; write a number from 0 to {MOST_PREDICTED:,}")
 
-    So a right prediction stays right when the code wastes.
+
+def compared(task: LabTask, cost: Counted, predicted: float) -> str:
+    """Return how a prediction compares with what was counted and with what is needed.
+
+    Either may be near it. A count above the limit does not matter: no right prediction is as high.
     """
-    held = min(cost.value, cost.limit)
-    near = "within" if held / WITHIN <= predicted <= held * WITHIN else "not within"
-    of_what = f" of the {cost.limit:,} that are needed" if cost.value > cost.limit else ""
+    good = near(predicted, cost.needed) or (cost.value <= cost.limit and near(predicted, cost.value))
+    needed = f"; {cost.needed:,} are needed" if cost.value != cost.needed else ""
+    allowed = f", and {cost.limit:,} are allowed" if needed and cost.limit != cost.needed else ""
     return (
-        f"{task.cost.name}: you predicted {predicted:,g}, and {cost.value:,} {task.cost.unit} were counted, "
-        f"{near} {WITHIN}x{of_what}"
+        f"{task.cost.name}: you predicted {predicted:,g}, {'within' if good else 'not within'} {WITHIN}x; "
+        f"{cost.value:,} {task.cost.unit} were counted{needed}{allowed}"
     )
+
+
+def near(predicted: float, count: int) -> bool:
+    """Tell whether a prediction is within a factor of WITHIN of a count."""
+    return count / WITHIN <= predicted <= count * WITHIN
 
 
 def over(task: LabTask, cost: Counted) -> str:
     """Return what to say of a cost that is above its limit; empty when it is not."""
     if cost.value <= cost.limit:
         return ""
-    return f"{task.cost.name}: at most {cost.limit:,} {task.cost.unit} are needed. {task.cost.about}"
+    few = f"allowed, and {cost.needed:,} are needed" if cost.needed < cost.limit else "needed"
+    return f"{task.cost.name}: at most {cost.limit:,} {task.cost.unit} are {few}. {task.cost.about}"
 
 
 def _report(task: LabTask, seen: TaskScore, predictions: dict[str, float], say: Say) -> None:

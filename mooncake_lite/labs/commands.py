@@ -98,10 +98,10 @@ def hint(task: str) -> None:
 @click.argument("task")
 @click.option("--svg", type=click.Path(path_type=Path), help="Write the picture to this file, as SVG.")
 def show(task: str, svg: Path | None) -> None:
-    """Draw the trace of the last failing test of TASK, or the messages of the requests of lab 0.
+    """Draw the first failing test of the last check of TASK, or the messages of the requests of lab 0.
 
-    A trace shows which sequences used which pages, which threads accessed which cells, or which process sent
-    which message.
+    The picture shows which sequences used which pages, which keys or blocks came back, which item was
+    evicted, which threads accessed which cells, or which process sent which message.
     """
     from mooncake_lite.labs.notes import read_notes
     from mooncake_lite.labs.questions import picture
@@ -118,9 +118,13 @@ def show(task: str, svg: Path | None) -> None:
         trace = read_notes(root).traces.get(task)
         if trace is None:
             raise LabError(
-                f"no test of {task} that draws a picture has failed; run mooncake-lite labs check first"
+                f"nothing to draw for {task}: no test with a picture failed in its last check; "
+                f"mooncake-lite labs check {task[:-1]} {task} makes a new one"
             )
         drawn = read_trace_of(trace)
+        if "test" in trace:
+            sentence = trace["test"].removeprefix("test_").replace("_", " ")
+            click.echo(f"{task}, test `{sentence}`", err=svg is not None)
     if svg is None:
         click.echo(drawn.as_text())
         return
@@ -128,6 +132,21 @@ def show(task: str, svg: Path | None) -> None:
         svg.write_text(drawn.as_svg(), encoding="utf-8")
     except OSError as error:
         raise LabError(f"--svg {svg} cannot be written: {error.strerror}") from None
+
+
+@labs.command("run")
+@LAB
+@click.option("--model", default="", help="Name or folder of a model. [default: that of serve]")
+def run_lab(number: int, model: str) -> int:
+    """Run your finished lab in the server, beside the reference.
+
+    Shows whether the tokens are equal, what was reused, and how long each part took. Exit code 1 means that
+    tokens differ. A release has no reference: there only your own code runs.
+    """
+    from mooncake_lite.labs.playing import play
+
+    root, lab = lab_here(number)
+    return 0 if play(root, lab, model, click.echo) else 1
 
 
 @labs.command()

@@ -24,10 +24,11 @@ from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.mutants import mutants
-from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, check_answers, real_answers
+from mooncake_lite.labs.questions import ANSWERS, TRACE, Answer, as_toml, check_answers, real_answers
 from mooncake_lite.labs.release import KEPT_TESTS, release
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import score
+from mooncake_lite.labs.starting import write_data
 from mooncake_lite.labs.submission import Submission
 from mooncake_lite.labs.tidy import untidy
 from mooncake_lite.labs.trees import child_files, copied, tracked_files
@@ -151,7 +152,9 @@ def answers_are_computed(bench: Bench) -> Problems:
 def only_right_answers_are_accepted(bench: Bench) -> Problems:
     """The check accepts the real answers, and with one wrong answer it is red and names the question."""
     folder = bench.tree / bench.lab.folder
-    real = real_answers(bench.root, bench.lab, class_of(bench.tree).seed)
+    seed = class_of(bench.tree).seed
+    write_data(bench.root, bench.tree, bench.lab, seed)
+    real = real_answers(bench.root, bench.lab, seed)
 
     def checked(answers: dict[str, Answer]) -> tuple[bool, list[str]]:
         said: list[str] = []
@@ -159,6 +162,7 @@ def only_right_answers_are_accepted(bench: Bench) -> Problems:
         return check_answers(bench.tree, bench.lab, said.append), said
 
     try:
+        (folder / TRACE).touch()
         (folder / PREDICTION).write_text(as_toml(real), encoding="utf-8")
         good, said = checked(real)
         if not good:
@@ -169,7 +173,7 @@ def only_right_answers_are_accepted(bench: Bench) -> Problems:
             if good or [line.split()[0] for line in said if "not right" in line] != [name]:
                 yield f"{name} = {wrong} is not named as the wrong answer: {said}"
     finally:
-        for name in (ANSWERS, PREDICTION):
+        for name in (ANSWERS, PREDICTION, TRACE):
             (folder / name).unlink(missing_ok=True)
 
 

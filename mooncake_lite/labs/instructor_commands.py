@@ -5,6 +5,9 @@ Imported by commands.py when one of them is used. Explained in docs/how-to/teach
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +15,10 @@ import click
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import find_root, lab_here, lab_in, labs_in
+from mooncake_lite.labs.variant import class_of
 
+SEED = "MOONCAKE_LITE_LABS_SEED"
+"""Variable with the seed of a class: on a command line every user of the machine could read it."""
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -37,8 +43,8 @@ def pack(number: int, out: Path | None) -> None:
 @click.option(
     "--seed",
     required=True,
-    envvar="MOONCAKE_LITE_LABS_SEED",
-    help="Seed of the class, as it was given to `labs release`. Also MOONCAKE_LITE_LABS_SEED.",
+    envvar=SEED,
+    help=f"Seed of the class, as it was given to `labs release`. Also {SEED}.",
 )
 @click.option(
     "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Submissions at a time."
@@ -51,11 +57,11 @@ def pack(number: int, out: Path | None) -> None:
     help="The table. A folder of its name gets a page and a Gradescope result for each student.",
 )
 @click.option("--trusted", is_flag=True, help="Grade without a sandbox: only for code that you have read.")
-def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trusted: bool) -> None:
+def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trusted: bool) -> int:
     """Grade the archives in a folder.
 
-    Works offline. Points that a teacher gives are read from SUBMISSIONS/marks.csv, if it is there. Needs the
-    full repository.
+    Works offline. Points that a teacher gives are read from SUBMISSIONS/marks.csv, if it is there. In the
+    folder of a release, the code and the tests of that release grade.
     """
     from mooncake_lite.labs.grade_pages import PRIVATE, write_grades
     from mooncake_lite.labs.grading import Grade, grade_folder
@@ -66,6 +72,11 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
 
     root, lab = lab_here(number)
     lab.must_be_graded()
+    if class_of(root).lab and root != Path(__file__).resolve().parents[2]:
+        again = [f"--lab={number}", f"--jobs={jobs}", f"--out={out}", *(["--trusted"] if trusted else [])]
+        command = [sys.executable, "-m", "mooncake_lite", "labs", "grade", str(submissions), *again]
+        env = os.environ | {"PYTHONPATH": str(root), SEED: seed}
+        return subprocess.run(command, env=env, check=False).returncode
     if not out.parent.is_dir():
         raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
     most = sum(task.points.total for task in lab.tasks)
@@ -73,6 +84,7 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told, warn=warn)
     write_grades(lab, grades, out)
     click.echo(f"wrote {out}, {out.with_suffix('')}/ and, for you alone, {out.with_suffix(PRIVATE)}")
+    return 0
 
 
 @click.command()

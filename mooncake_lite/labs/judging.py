@@ -56,12 +56,13 @@ class Case(msgspec.Struct):
 
 
 class Counted(msgspec.Struct):
-    """A deterministic cost that a test has seen, and how much there may be."""
+    """A deterministic cost that a test has seen, how much there may be, and how much is needed."""
 
     task: str
     seed: str
     value: int
     limit: int
+    needed: int
 
 
 class Outcome(msgspec.Struct):
@@ -117,7 +118,7 @@ class Judge:
 
     def __init__(self, session: Session, task: str, name: str, seed: str) -> None:
         self._session = session
-        self.task, self.seed = task, seed
+        self.task, self.seed, self._name = task, seed, name
         self._number = session.run.seeds[seed]
         self.size: Sizes = sizes(session.lab, self._number)
         self.random = self.draw(f"{task} {name}")
@@ -140,6 +141,7 @@ class Judge:
     def ask_or_raised(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
         """Ask the child; an exception of the region is an answer too."""
         child = self._session.child(self.task)
+        self._trace = None  # it belongs to another case
         try:
             return child.ask(call, inputs, kind)
         except Stopped as error:
@@ -165,12 +167,13 @@ class Judge:
         if came_back > most:
             self._differs(f"{came_back:,}", f"at most {most:,}", called, breaks)
 
-    def cost(self, value: int, limit: int) -> None:
-        """Note the cost of the task, and how much there may be."""
-        self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit))
+    def cost(self, value: int, limit: int, needed: int | None = None) -> None:
+        """Note the cost of the task, and how much there may be. needed: in a good solution, if less."""
+        needed = limit if needed is None else needed
+        self._session.outcome.costs.append(Counted(self.task, self.seed, value, limit, needed))
 
     def trace(self, what: object) -> None:
-        """Note what a picture of this test shows; `labs show` draws it if the test fails."""
+        """Note a picture of the last answer, or None. `labs show` draws it if the test then fails."""
         self._trace = what
 
     def _differs(self, came_back: str, expected: str, called: str, breaks: str) -> NoReturn:
@@ -182,10 +185,15 @@ class Judge:
         )
 
     def _fail(self, *lines: str) -> NoReturn:
-        if self._trace is not None:
-            self._session.outcome.traces[self.task] = self._trace
-        repeat = f"repeat     mooncake-lite labs check {self._session.lab.number} {self.task}"
-        pytest.fail("\n".join([*lines, repeat]), pytrace=False)
+        if isinstance(self._trace, dict):
+            of_test = {**self._trace, "test": self._name}
+            self._session.outcome.traces.setdefault(self.task, of_test)
+        pytest.fail("\n".join([*lines, repeat(self._session.lab.number, self.task)]), pytrace=False)
+
+
+def repeat(lab: int, task: str) -> str:
+    """Return the line of a message that says how to see it again."""
+    return f"repeat     mooncake-lite labs check {lab} {task}"
 
 
 def _short(value: object) -> str:

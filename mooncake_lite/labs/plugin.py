@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mooncake_lite.labs.judging import RUN, SESSIONS, Case, Run, task_of
+from mooncake_lite.labs.judging import MOST_SHOWN, RUN, SESSIONS, Case, Run, repeat, task_of
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,12 +39,20 @@ def pytest_runtest_makereport(
     if report.skipped or (report.when != "call" and report.passed):
         return report
     name, _, seed = item.name.partition("[")
-    message = "" if report.passed else str(report.longrepr)
+    message = "" if report.passed else _in_words(item, call, str(report.longrepr))
     for session in item.config.stash.get(SESSIONS, {}).values():
         session.outcome.cases.append(
             Case(task_of(item.path), name.removeprefix("test_"), seed.rstrip("]"), report.passed, message)
         )
     return report
+
+
+def _in_words(item: pytest.Item, call: pytest.CallInfo[None], said: str) -> str:
+    """Return why a test failed. What a test itself raises comes from a reply that no region can have made."""
+    if call.excinfo is None or isinstance(call.excinfo.value, pytest.fail.Exception):
+        return said
+    task, why = task_of(item.path), " ".join(call.excinfo.exconly().split())[:MOST_SHOWN]
+    return f"stopped    the reply cannot be judged: {why}\n{repeat(int(task[:-1]), task)}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,7 +1,7 @@
 """Questions: a lab without tasks compares a student's answers with what a request of the class really costs.
 
-Used by `labs check`, `show` and `dev check`. data.py of the lab's tests computes the answers each time: none
-is stored, and none is graded. Explained in docs/explain/labs.md, "Labs without tasks".
+Used by `labs check`, `show` and `dev check`. `labs start` records the answers, so a check runs no code of the
+student's tree. None is graded. Explained in docs/explain/labs.md, "Labs without tasks".
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.checking import PREDICTION, WITHIN
+from mooncake_lite.labs.checking import PREDICTION, WITHIN, must_be_possible, near
 from mooncake_lite.labs.lab import Lab, Question
 from mooncake_lite.labs.notes import read_notes, write_notes
-from mooncake_lite.labs.starting import data_module
+from mooncake_lite.labs.starting import data_module, read_recorded
 from mooncake_lite.labs.timeline import MessagesTrace
-from mooncake_lite.labs.variant import class_of, sizes
+from mooncake_lite.labs.variant import sizes
 
 ANSWERS = "answers.toml"
+TRACE = "run.json"
+"""The trace of the student's cluster, which shows that something was measured."""
 
 Answer = int | list[str]
 
@@ -36,16 +38,19 @@ def check_answers(root: Path, lab: Lab, say: Callable[[str], None]) -> bool:
 
     Raises LabError until every question is predicted, and for a file that cannot be read.
     """
-    real = real_answers(root, lab, class_of(root).seed)
+    real = read_recorded(root, lab).answers
     predicted = read_answers(root, lab, PREDICTION, real)
     if left := [question.name for question in lab.questions if question.name not in predicted]:
         raise LabError(f"{lab.folder}/{PREDICTION}: predict {', '.join(left)} first; then measure")
     answers = read_answers(root, lab, ANSWERS, real)
+    measured = (root / lab.folder / TRACE).exists()
     right = 0
     for question in lab.questions:
         name = question.name
         if name not in answers:
             verdict = f"no answer yet. {question.text}"
+        elif answers[name] == predicted[name] and not measured:
+            verdict = f"what you predicted; it counts once you have measured, and {TRACE} is there"
         elif answers[name] != real[name]:
             verdict = f"not right. {question.text} Look at this: {question.look}"
         else:
@@ -68,14 +73,13 @@ def answers_in_words(root: Path, lab: Lab) -> str:
 
 def picture(root: Path, lab: Lab) -> MessagesTrace:
     """Return the timeline of a class's requests. Raises LabError until every question has an answer."""
-    seed = class_of(root).seed
-    answers = read_answers(root, lab, ANSWERS, real_answers(root, lab, seed))
+    recorded = read_recorded(root, lab)
+    answers = read_answers(root, lab, ANSWERS, recorded.answers)
     if left := [question.name for question in lab.questions if question.name not in answers]:
         raise LabError(
             f"the picture shows the answers; answer {', '.join(left)} in {lab.folder}/{ANSWERS} first"
         )
-    trace: MessagesTrace = data_module(root, lab).timeline(seed, sizes(lab, seed))
-    return trace
+    return recorded.timeline
 
 
 def read_answers(root: Path, lab: Lab, name: str, real: dict[str, Answer]) -> dict[str, Answer]:
@@ -100,6 +104,8 @@ def read_answers(root: Path, lab: Lab, name: str, real: dict[str, Answer]) -> di
             raise LabError(
                 f"{path}: {question} = {str(answer)[:80]!r}; write it as {question} = {wanted}"
             ) from None
+        if isinstance(answer, int):
+            must_be_possible(str(path), question, answer)
     return found
 
 
@@ -114,8 +120,7 @@ def compared(real: Answer, predicted: Answer) -> str:
         return "you predicted it"
     if isinstance(real, list) or isinstance(predicted, list):
         return "you predicted something else"
-    near = real / WITHIN <= predicted <= real * WITHIN
-    return f"you predicted {predicted:,}, {'within' if near else 'not within'} {WITHIN}x"
+    return f"you predicted {predicted:,}, {'within' if near(predicted, real) else 'not within'} {WITHIN}x"
 
 
 def _in_words(question: Question, answer: Answer | None) -> str:

@@ -64,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True):
               some threads of a block wait at a barrier, and the others at another one, or they have ended
     array     name of the shared array; empty for "barrier"
     cell      index of the first cell that is concerned; empty for "barrier"
-    cells     number of cells that are concerned, in all blocks and phases
+    cells     number of cells of the array that are concerned, in any block and phase
     block     the first block, (x, y, z)
     phase     number of barriers that this block passed before
     accesses  one for "unwritten", two otherwise
@@ -125,14 +125,18 @@ class Recording:
     def findings(self) -> list[Finding]:
         """Return every fault once, in the order of phases and cells."""
         found: dict[tuple[Any, ...], Finding] = {}
+        cells: dict[tuple[Any, ...], set[tuple[int, ...]]] = defaultdict(set)
         for one in [*self._barriers, *(one for phase in self.phases for one in self._faults(phase))]:
             key = (one.kind, one.array, *((a.operation, a.file, a.line) for a in one.accesses))
-            first = found.setdefault(key, one)
-            if first is not one:
-                found[key] = msgspec.structs.replace(first, cells=first.cells + one.cells)
+            found.setdefault(key, one)
+            cells[key].add(one.cell)
         return [
-            msgspec.structs.replace(one, accesses=tuple(access.with_code() for access in one.accesses))
-            for one in found.values()
+            msgspec.structs.replace(
+                one,
+                cells=one.cells and len(cells[key]),
+                accesses=tuple(access.with_code() for access in one.accesses),
+            )
+            for key, one in found.items()
         ]
 
     def count(self, array: str, operation: str) -> int:

@@ -22,8 +22,10 @@ from mooncake_lite.labs.trees import copied, tracked_files
 from mooncake_lite.labs.variant import CLASS_FILE, Class, public_seed, sheet
 
 KEPT_TESTS = ("tests/__init__.py", "tests/labs/__init__.py", "tests/labs/conftest.py")
-STUDENTS = ("prediction.toml", "answers.toml", "report.md", "figures/", "data/")
+STUDENTS = ("prediction.toml", "answers.toml", "report.md", "figures/", "data/", "run.")
 """What a student adds to the folder of a lab; it does not belong to a release."""
+ARCHIVES = ".zip"
+"""Ending of submissions and autograders, which may lie in a checkout."""
 EXCEPTED = "tutorials/"
 """Tutorials explain these functions and may quote them."""
 
@@ -50,6 +52,8 @@ def release(root: Path, lab: Lab, class_name: str, seed: str, out: Path) -> int:
 
 def _belongs(name: str, lab: Lab) -> bool:
     """The project's tests have solutions in other words; other labs' sheets are no help for this one."""
+    if name.endswith(ARCHIVES):
+        return False
     if name.startswith("tests/"):
         return name in KEPT_TESTS or name.startswith(f"{lab.tests}/")
     if name.startswith(f"{FOLDER}/"):

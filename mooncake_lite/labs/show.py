@@ -1,7 +1,7 @@
-"""Pictures of traces, as text for a terminal or as SVG: block maps, kernel accesses, message timelines.
+"""Pictures of traces, as text for a terminal or as SVG: block maps, tables, kernel accesses, timelines.
 
 Used by `labs show`. A trace is what a test has noted with `lab.trace`; its `kind` says what it is. This file
-draws the block maps. Explained in docs/explain/labs.md, "Pictures".
+draws block maps and tables. Explained in docs/explain/labs.md, "Pictures".
 """
 
 from __future__ import annotations
@@ -73,7 +73,43 @@ class PagesTrace(msgspec.Struct, tag_field="kind", tag="pages", frozen=True):
         return "\n".join([*parts, "</svg>\n"])
 
 
-Drawn = PagesTrace | AccessMap | MessagesTrace
+class TableTrace(msgspec.Struct, tag_field="kind", tag="table", frozen=True):
+    """A case in words: a title, and rows of texts under the names of columns."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a row that does not fit the columns."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"a row has {len(row)} texts, and there are {len(self.columns)} columns")
+
+    def _lines(self) -> list[str]:
+        """Return the names of the columns and each row, every text as wide as its column."""
+        table = [self.columns, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*table)]
+        return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+    def as_text(self) -> str:
+        """Return the title and the table as text."""
+        return "\n".join([self.title, *self._lines()])
+
+    def as_svg(self) -> str:
+        """Return the table as SVG, in letters of one width."""
+        lines = self.as_text().split("\n")
+        width, height = 12 + 7 * max(map(len, lines)), 12 + CELL * len(lines)
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="11" '
+            'font-family="monospace"><rect width="100%" height="100%" fill="white"/>'
+        ]
+        for number, line in enumerate(lines, 1):
+            parts.append(f'<text x="6" y="{CELL * number}" xml:space="preserve">{escape(line)}</text>')
+        return "\n".join([*parts, "</svg>\n"])
+
+
+Drawn = PagesTrace | AccessMap | MessagesTrace | TableTrace
 
 
 def read_trace_of(trace: Any) -> Drawn:

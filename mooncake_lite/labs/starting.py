@@ -8,16 +8,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.child import load
-from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.lab import Lab, lab_in
 from mooncake_lite.labs.regions import stripped
+from mooncake_lite.labs.timeline import MessagesTrace
 from mooncake_lite.labs.trees import git
 from mooncake_lite.labs.variant import class_of, sheet, sizes
 
+STARTED = "labs: start lab"
+"""Begins the message of the commit that puts stubs in place of solutions."""
+RECORDED = "recorded.json"
+"""The answers of a class to the questions of a lab, and its picture, in the folder of the lab's tests."""
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What a lab without tasks compares answers with. A whole tree computes it, before a student works.
+
+    answers   {question: answer}
+    timeline  the messages of the requests
+    """
+
+    answers: dict[str, int | list[str]]
+    timeline: MessagesTrace
+
 
 def start(root: Path, lab: Lab) -> str:
-    """Begin a lab; return what to print.
+    """Begin a lab; return what to print. Its branch begins at the released base, wherever one stands.
 
     Raises LabError for a dirty tree, and for a branch that is there already.
     """
@@ -31,25 +50,49 @@ def start(root: Path, lab: Lab) -> str:
         raise LabError(f"the tree has changes ({names}); commit or stash them, then start the lab")
     if git(root, "branch", "--list", branch):
         raise LabError(f"the branch {branch} is there already; git switch {branch}, or delete it first")
-    git(root, "switch", "-c", branch)
+    git(root, "switch", "-c", branch, released_base(root))
+    lab = lab_in(root, lab.number)
     for file, tasks in lab.files.items():
         (root / file).write_text(stripped((root / file).read_text(encoding="utf-8"), tasks), encoding="utf-8")
     text = sheet(lab, root, given.seed)
     (root / lab.folder / "lab.md").write_text(text, encoding="utf-8")
     write_data(root, root, lab, given.seed)
     git(root, "add", "--all")
-    git(root, "commit", "--quiet", "-m", f"labs: start lab {lab.number}")
+    git(root, "commit", "--quiet", "-m", f"{STARTED} {lab.number}")
     return f"You are on the branch {branch}. The sheet is {lab.folder}/lab.md.\n\n{text}"
 
 
+def released_base(root: Path) -> str:
+    """Return the commit before the first start of a lab on this branch; HEAD where none was started."""
+    started = git(root, "log", "--format=%H", f"--grep=^{STARTED} [0-9]*$").split()
+    return f"{started[-1]}~" if started else "HEAD"
+
+
 def write_data(root: Path, into: Path, lab: Lab, seed: int) -> None:
-    """Write the data of a variant into the lab's folder of a tree. data.py of the lab's tests makes them."""
+    """Write the data of a variant into the lab's folder of a tree. data.py of the lab's tests makes them.
+
+    For a lab without tasks, also write what its answers are compared with.
+    """
     if not (root / lab.tests / "data.py").exists():
         return
-    files: dict[str, bytes] = data_module(root, lab).data(seed, sizes(lab, seed))
+    module, size = data_module(root, lab), sizes(lab, seed)
+    files: dict[str, bytes] = module.data(seed, size)
     (into / lab.folder / "data").mkdir(exist_ok=True)
     for name, data in files.items():
         (into / lab.folder / "data" / name).write_bytes(data)
+    if lab.questions:
+        recorded = Recorded(module.answers(seed, size), module.timeline(seed, size))
+        (into / lab.tests / RECORDED).write_bytes(msgspec.json.encode(recorded))
+
+
+def read_recorded(root: Path, lab: Lab) -> Recorded:
+    """Return what the answers of a started lab are compared with. Raises LabError if it was not started."""
+    path = root / lab.tests / RECORDED
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Recorded)
+    except (OSError, msgspec.MsgspecError):
+        fix = f"git switch lab-{lab.number}, or mooncake-lite labs start {lab.number}"
+        raise LabError(f"lab {lab.number} was not started here: {fix}") from None
 
 
 def data_module(root: Path, lab: Lab) -> Any:

@@ -12,6 +12,9 @@ import msgspec
 
 COLUMN = 16
 """Characters between the lines of two processes."""
+COLUMNS = (
+    "a column is a process, with its rank if it has one; a line is a message or KV, the first one on top"
+)
 WIDTH, HEIGHT = 120, 26
 """Pixels between two lines, and between two messages."""
 COLOURS = ("#08519c", "#a63603", "#54278f", "#006d2c")
@@ -43,12 +46,13 @@ class MessagesTrace(msgspec.Struct, tag_field="kind", tag="messages", frozen=Tru
 
     def as_text(self) -> str:
         """Return the timeline as text: a column for each process, a line for each message."""
-        lines = ["".join(name[: COLUMN - 1].ljust(COLUMN) for name in self.ends).rstrip()]
-        request = ""
+        names = "".join(name[: COLUMN - 1].ljust(COLUMN) for name in self.ends).rstrip()
+        lines = [COLUMNS]
+        request = None
         for message in self.messages:
             if message.request != request:
                 request = message.request
-                lines.append(request)
+                lines += ["", request, names]
             lines.append(_arrow(message, len(self.ends)))
         return "\n".join(lines)
 
@@ -62,8 +66,9 @@ class MessagesTrace(msgspec.Struct, tag_field="kind", tag="messages", frozen=Tru
         ]
         for place, name in enumerate(self.ends):
             x = _x(place)
-            parts.append(f'<text x="{x}" y="16" text-anchor="middle">{escape(name)}</text>')
-            parts.append(f'<line x1="{x}" y1="22" x2="{x}" y2="{height - 10}" stroke="#bbbbbb"/>')
+            for y in (16, height - 4):
+                parts.append(f'<text x="{x}" y="{y}" text-anchor="middle">{escape(name)}</text>')
+            parts.append(f'<line x1="{x}" y1="22" x2="{x}" y2="{height - 18}" stroke="#bbbbbb"/>')
         for number, message in enumerate(self.messages):
             colour = COLOURS[requests.index(message.request) % len(COLOURS)]
             parts += _drawn(message, 48 + HEIGHT * number, colour)

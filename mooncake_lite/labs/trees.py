@@ -16,16 +16,22 @@ from mooncake_lite.labs.lab import Lab
 from mooncake_lite.labs.regions import stripped
 
 PACKAGES = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport")
+FOLDERS = (*PACKAGES, "tutorials", "tests", "docs")
 _NEVER = ("__pycache__", ".pyc", ".pyo", ".nbc", ".nbi", ".so")
 
 
 def tracked_files(root: Path) -> list[str]:
-    """Return the files of a tree: those that git knows, or all but caches where there is no git."""
+    """Return the files of a tree: those that git knows, or all but caches where there is no git.
+
+    New files count in the project's folders alone. Grades, submissions and releases may lie elsewhere in a
+    checkout.
+    """
     if (root / ".git").exists():
-        told = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        told = git(root, "ls-files", "-z", "--cached")
+        told += "\0" + git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *FOLDERS)
         names = [name for name in told.split("\0") if name]
         return sorted(name for name in names if (root / name).is_file() and not _left_out(name))
-    paths = (path for part in (*PACKAGES, "tutorials", "tests", "docs") for path in (root / part).rglob("*"))
+    paths = (path for part in FOLDERS for path in (root / part).rglob("*"))
     names = [str(path.relative_to(root)) for path in paths if path.is_file()]
     names += [path.name for path in root.iterdir() if path.is_file()]
     return sorted(name for name in names if not _left_out(name))

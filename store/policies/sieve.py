@@ -54,9 +54,10 @@ class SIEVE(Policy):
         self._nodes[item].visited = True
 
     def on_remove(self, item: int, *, evicted: bool) -> None:
-        """Take an item out of the ring. A hand that pointed at it points at the next newer one.
+        """Take an item out of the ring. If the hand pointed at the item, it now points at the next newer one.
 
-        If that is the item for which it was evicted, the hand has reached the end and begins anew.
+        A pool may insert a new item first and then evict another to make room. If the hand now points at
+        that new item, it has passed all others, so it begins again at the oldest item.
         """
         node = self._nodes.pop(item)
         node.older.newer, node.newer.older = node.newer, node.older

@@ -20,6 +20,7 @@ from mooncake_lite.labs.timeline import Message, MessagesTrace
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.faults import Faults
+from mooncake_lite.simulator.hardware import DrawnHardware
 from mooncake_lite.simulator.sessions import opaque_request
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
@@ -149,6 +150,10 @@ class Followed:
 
     def _observe(self, event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
         """Note an event that was a message, and the orders that follow from it."""
+        if isinstance(event, ev.PromptComputed):
+            self._note(event.request_id, 1 + event.rank, 0, "Tokens")
+        if isinstance(event, ev.DecodeEnded) and event.answer_tokens > 1:
+            self._note(event.request_id, 1 + event.rank, 0, f"Tokens, {event.answer_tokens - 1} times")
         if isinstance(event, MESSAGES):
             source = 1 + event.rank if isinstance(event, ev.RankEvent) else 0
             self._note(event.request_id, source, 1, name_of(event))  # type: ignore[attr-defined]
@@ -164,11 +169,16 @@ class Followed:
                 self._note(order.request_id, 1, 1 + order.rank, name_of(order))
 
     def moved(self, rank: int, refs: Sequence[BlockRef], *, to_pool: bool) -> None:
-        """Note blocks that a rank moves: from the pool to itself, or the other way."""
+        """Note blocks that a rank moves: from the pool to itself, or the other way.
+
+        The hardware is told only the blocks that no pass hides; all that a prefill stores are in its order.
+        """
         if refs:
-            pool, own = 1 + refs[0].rank, 1 + rank
+            request, pool, own = self._running[rank], 1 + refs[0].rank, 1 + rank
+            order = self.prefill[request]
+            count = len(order.store) + (order.tail is not None) if to_pool else len(refs)
             ends = (own, pool) if to_pool else (pool, own)
-            self._note(self._running[rank], *ends, f"KV, {len(refs)} block{'s' * (len(refs) > 1)}")
+            self._note(request, *ends, f"KV, {count} block{'s' * (count > 1)}")
 
     def _note(self, request: str, source: int, target: int, text: str) -> None:
         self.messages.append((request, Message(source, target, text, request)))
@@ -203,10 +213,11 @@ class InTurn:
         return []
 
 
-class Moves:
+class Moves(DrawnHardware):
     """Hardware on which it pays to load, and that notes which blocks move."""
 
     def __init__(self, clock: Clock, seen: Followed) -> None:
+        super().__init__(clock, random.Random(0))
         self._clock, self._seen = clock, seen
 
     def pass_s(self, rank: int, load: PassLoad) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
 from mooncake_lite.labs.judging import Judge
+
+MOST_ROWS, MOST_CELLS = 20, 80
+"""Of a table: pieces that are shown, and characters for the tokens of one."""
 
 
 class Chain(msgspec.Struct):
@@ -23,7 +27,28 @@ def chain(
     lab: Judge, pieces: list[list[int]], block_tokens: int, salt: bytes = b"", last_key: int | None = None
 ) -> Chain:
     inputs = {"block_tokens": block_tokens, "salt": salt.hex(), "pieces": pieces, "last_key": last_key}
-    return lab.ask("chain", inputs, Chain)
+    seen = lab.ask("chain", inputs, Chain)
+    lab.trace(drawn(pieces, block_tokens, seen))
+    return seen
+
+
+def drawn(pieces: list[list[int]], block_tokens: int, seen: Chain) -> dict[str, Any]:
+    """A table for `labs show`: each piece, the ends of blocks in it, and the keys that it returned."""
+    rows, end = [], 0
+    for piece, keys in zip(pieces[:MOST_ROWS], seen.keys):
+        places = range(end, end + len(piece))
+        cells = "".join("." + "|" * ((place + 1) % block_tokens == 0) for place in places)
+        came_back = "refused" if keys is None else " ".join(f"{key % 2**16:04x}" for key in keys) or "none"
+        rows.append([f"{end}-{end + len(piece) - 1}", cells[:MOST_CELLS], came_back])
+        end += 0 if keys is None else len(piece)
+    after = f"{len(seen.pending)} tokens are pending after all {len(pieces)} pieces"
+    title = f"pieces of a prompt, and the last digits of the keys they returned; {after}"
+    return {
+        "kind": "table",
+        "title": title,
+        "columns": ["tokens", f"| ends a block of {block_tokens}", "keys"],
+        "rows": rows,
+    }
 
 
 def key_of_prefix(tokens: list[int], block_tokens: int, salt: bytes = b"") -> int:
@@ -80,8 +105,8 @@ def test_each_piece_returns_the_keys_of_the_blocks_that_it_completes(lab: Judge)
     size = lab.size.page_tokens
     tokens = prompt(lab, 5, more=1)
     pieces = in_pieces(lab, tokens)
-    seen = chain(lab, pieces, size)
     keys, end, expected = own_keys(lab, tokens, size), 0, []
+    seen = chain(lab, pieces, size)
     for piece in pieces:
         expected.append(keys[end // size : (end + len(piece)) // size])
         end += len(piece)
@@ -96,10 +121,11 @@ def test_each_piece_returns_the_keys_of_the_blocks_that_it_completes(lab: Judge)
 def test_the_tokens_of_a_partial_block_stay_pending(lab: Judge) -> None:
     size = lab.size.page_tokens
     tokens = prompt(lab, 3, more=lab.random.randint(1, size - 1))
+    last_key = own_keys(lab, tokens, size)[-1]
     seen = chain(lab, in_pieces(lab, tokens), size)
     lab.expect(
         (seen.pending, seen.last_key),
-        (tokens[3 * size :], own_keys(lab, tokens, size)[-1]),
+        (tokens[3 * size :], last_key),
         f"extend() of {len(tokens)} tokens in pieces (pending, last_key)",
         "pending holds the tokens after the last full block, and last_key is that block's key",
     )
@@ -162,8 +188,8 @@ def test_a_piece_that_is_refused_appends_nothing(lab: Judge) -> None:
     size = lab.size.page_tokens
     tokens = prompt(lab, 2, more=2)
     pieces = [tokens[:2], [*tokens[:size], -1], tokens[2:]]
-    seen = chain(lab, pieces, size)
     keys = own_keys(lab, tokens, size)
+    seen = chain(lab, pieces, size)
     lab.expect(
         (seen.keys[1:], seen.pending, seen.last_key),
         ([None, keys], tokens[2 * size :], keys[-1]),
@@ -175,6 +201,7 @@ def test_a_piece_that_is_refused_appends_nothing(lab: Judge) -> None:
 def test_each_token_is_hashed_once(lab: Judge) -> None:
     size = lab.size.page_tokens * lab.size.block_pages
     tokens = [lab.random.randrange(50_000) for _ in range(lab.size.prompt_tokens)]
+    whole = own_keys(lab, tokens, size)
     seen = chain(lab, in_pieces(lab, tokens), size)
     blocks = len(tokens) // size
     lab.cost(seen.hashed, 4 * blocks * size + 16 * (blocks - 1))
@@ -183,9 +210,7 @@ def test_each_token_is_hashed_once(lab: Judge) -> None:
     lab.at_most(seen.hashed, limit, f"{called} (bytes hashed)", "each token is hashed once, with its block")
     keys = [key for keys in seen.keys for key in keys or ()]
     lab.expect(
-        next(
-            (n for n, pair in enumerate(zip(keys, own_keys(lab, tokens, size))) if pair[0] != pair[1]), None
-        ),
+        next((n for n, pair in enumerate(zip(keys, whole)) if pair[0] != pair[1]), None),
         None,
         f"{called} (first block whose key differs from that of the whole prompt)",
         "pieces have the keys of the whole",

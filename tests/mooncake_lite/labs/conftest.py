@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mooncake_lite.labs.trees import copy_of_tree, restore
+from tests.mooncake_lite.labs.trees import copy_of_tree, git, restore
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +21,18 @@ def tree(copies: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree in which the test works, and which it may change."""
     original, tree = copies
     restore(tree, original)
+    monkeypatch.chdir(tree)
+    return tree
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the tree under git, on the branch main, in which the test works."""
+    tree = copy_of_tree(tmp_path / "repository")
+    git(tree, "init", "-q", "-b", "main")
+    git(tree, "config", "user.name", "a")
+    git(tree, "config", "user.email", "a@b")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "all")
     monkeypatch.chdir(tree)
     return tree

@@ -22,7 +22,7 @@ MAP = AccessMap(
 def test_text_has_a_line_for_neighbours_that_do_the_same() -> None:
     assert MAP.as_text().splitlines() == [
         "key_cache: which thread reads (r), writes (w), reads and writes (b), races for (!) which page",
-        "columns: page 2-4, 9",
+        "columns: page 2-4, 9; lines: threads of block (0, 0, 0)",
         "after 0 barriers",
         "  thread     0-1  r...",
         "  thread       2  .r..",

@@ -89,6 +89,22 @@ def test_a_missing_barrier_is_named_by_threads_and_lines(bench: Bench) -> None:
     assert read_trace_of(drawn).as_text().startswith("scores: which thread ")
 
 
+def test_the_picture_shows_the_block_with_the_first_wrong_number(bench: Bench) -> None:
+    wrong = "        mean = sums[c] / total if total > ZERO and head != 2 else NAN\n"
+    right = reference(bench.lab)["1e"]
+    line = next(line for line in right.splitlines(keepends=True) if "mean = sums[c]" in line)
+    outcome = judged(bench, right.replace(line, wrong), "heads_of_a_group")
+    assert outcome.traces["1e"]["block"] == [0, 2, 0]
+
+
+@pytest.mark.quick
+def test_no_file_of_the_lab_has_another_kernel_that_shares_scores() -> None:
+    lab = lab_in(ROOT, 1)
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in lab.files}
+    shared = [line for text in texts.values() for line in text.splitlines() if "cuda.shared.array(" in line]
+    assert [line.strip() for line in shared] == ["scores = cuda.shared.array(THREADS, np.float32)"]
+
+
 def test_another_right_kernel_gets_all_points_of_its_task(bench: Bench) -> None:
     outcome = judged(bench, TWO_BUFFERS)
     assert [case.message for case in outcome.cases if not case.passed] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,7 +16,7 @@ from mooncake_lite.cli import main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, real_answers
-from mooncake_lite.labs.starting import data_module
+from mooncake_lite.labs.starting import RECORDED, data_module
 from mooncake_lite.labs.variant import class_of, sizes
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.explain import from_recording
@@ -29,8 +30,16 @@ PREDICTION = "prediction.toml"
 
 @pytest.fixture
 def folder(tree: Path) -> Path:
-    """The folder of lab 0 in a tree in which the test works."""
+    """The folder of lab 0, which was started, in a tree in which the test works."""
+    (tree / LAB.tests / RECORDED).write_bytes(recorded())
     return tree / LAB.folder
+
+
+@cache
+def recorded() -> bytes:
+    """What `labs start 0` records, which takes a while."""
+    labs("start", "0")
+    return (Path.cwd() / LAB.tests / RECORDED).read_bytes()
 
 
 def real() -> dict[str, Answer]:
@@ -53,6 +62,7 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
     folder: Path,
 ) -> None:
     answers = real()
+    (folder / "run.json").touch()
     (folder / PREDICTION).write_text(as_toml(answers | {"stored_bytes": 1, "orders": ["Decode"]}))
     (folder / ANSWERS).write_text(as_toml(answers))
     result = labs("check", "0")
@@ -74,11 +84,22 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
     assert "answers 8/10 . not graded" in labs("list").output
 
 
+def test_answers_that_are_copied_from_the_prediction_count_once_something_was_measured(folder: Path) -> None:
+    for name in (PREDICTION, ANSWERS):
+        (folder / name).write_text(as_toml(real()))
+    said = labs("check", "0").output
+    assert "answers 0/10 . not graded" in said
+    assert said.count("what you predicted; it counts once you have measured") == 10
+    (folder / "run.json").touch()
+    assert "answers 10/10 . not graded" in labs("check", "0").output
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("loaded = 3\n", "loaded is no question; there are first_rank, last_rank"),
         ('loaded_blocks = "7"\n', "loaded_blocks = '7'; write it as loaded_blocks = 12"),
+        ("last_rank = -3\n", "last_rank = -3; write a number from 0 to 1,000,000,000,000"),
         ("orders = 3\n", "orders = '3'; write it as orders = ["),
         ("loaded_blocks 7\n", "write one line per question: first_rank = 12"),
         ("loaded_blocks = \xff\n", "write one line per question: first_rank = 12"),
@@ -96,7 +117,9 @@ def test_the_picture_comes_after_the_answers(folder: Path) -> None:
         labs("show", "0")
     (folder / ANSWERS).write_text(as_toml(real()))
     shown = labs("show", "0").output
-    assert "request 1\n|--" in shown
+    assert "\nrequest 1\ngateway         0 conductor     1 prefill" in shown
+    assert f"KV, {real()['stored_blocks']} blocks" in shown
+    assert shown.count("  Tokens\n") == 2
     assert f"KV, {real()['loaded_blocks']} blocks" in shown
     labs("show", "0", "--svg", "picture.svg")
     ElementTree.parse("picture.svg")
@@ -208,7 +231,8 @@ def test_a_cluster_of_the_sheet_gives_these_answers(tmp_path: Path) -> None:
     instants = sorted(read(tmp_path / "run.json").instants, key=lambda instant: instant["ts"])
     sent = [each["name"] for each in instants if last["id"] in each.get("args", {}).values()]
     drawn = [each.text for each in data_module(ROOT, LAB).timeline(seed, size).messages]
-    without = [name for name in drawn[drawn.index("Submit", 1) + 1 :] if not name.startswith("KV")]
+    last_one = drawn[drawn.index("Submit", 1) + 1 :]
+    without = [name for name in last_one if not name.startswith(("KV", "Tokens"))]
     assert [name for name in sent if name in without] == without
     assert [name for name in without if name in answers["orders"]] == answers["orders"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -18,10 +19,11 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import FOLDER, lab_in, labs_in
+from mooncake_lite.labs.questions import as_toml, real_answers
 from mooncake_lite.labs.release import leaks, release, solutions
-from mooncake_lite.labs.variant import public_seed, sheet
+from mooncake_lite.labs.variant import class_of, public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
-from tests.mooncake_lite.labs.trees import ROOT, copy_of_tree, edit, labs
+from tests.mooncake_lite.labs.trees import ROOT, edit, git, labs, labs_of
 
 LAB = lab_in(ROOT, 2)
 SEED = "a long secret"
@@ -118,6 +120,8 @@ def test_what_passes_in_a_release_gets_all_automatic_points(tree: Path, tmp_path
     assert "public 40/40 . private seeds not run" in labs("check", "2").output
     (tmp_path / "in").mkdir()
     labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
+    with zipfile.ZipFile(tmp_path / "in" / "ada.zip") as archive:
+        assert json.loads(archive.read("lab.json"))["seed"] == public_seed(SEED)
     (grade,) = grade_folder(ROOT, LAB, tmp_path / "in", SEED, jobs=1, trusted=True)
     assert (grade.total, grade.messages) == (75, [])
 
@@ -144,6 +148,22 @@ def test_a_seed_of_another_class_is_refused_and_an_archive_of_another_class_is_n
     ]
 
 
+def test_a_release_grades_with_its_own_code_and_tests(tree: Path, tmp_path: Path) -> None:
+    """The checkout has moved on: its tests and its scores are not those of the release."""
+    fill_in(tree, {"2d": reference(LAB)["2d"]})
+    (tmp_path / "in").mkdir()
+    labs("pack", "2", "--out", str(tmp_path / "in" / "ada.zip"))
+    edit(tree / "mooncake_lite/labs/scores.py", "cost=task.points.cost if", "cost=1 if")
+    for path in (tree / LAB.tests).glob("test_2d_*.py"):
+        path.write_text(path.read_text().replace("40 * 2000", "41 * 2000"))
+    out = tmp_path / "grades.csv"
+    grade = ["grade", str(tmp_path / "in"), "--lab", "2", "--trusted", "--seed", SEED, "--out", str(out)]
+    assert labs(*grade).return_value == 0
+    (row,) = csv.DictReader(out.open())
+    assert (row["automatic"], row["cost"]) == ("14", "1")
+    assert "82000 are allowed" in (tmp_path / "grades" / "ada.html").read_text()
+
+
 def test_a_change_outside_of_a_region_is_named_and_not_handed_in(tree: Path) -> None:
     edit(tree / "scheduler/instance/pages.py", "return len(self.free)", "return 7")
     said = labs("check", "2").output
@@ -165,22 +185,8 @@ def test_damage_to_the_scaffold_is_packed_with_a_message(tree: Path, tmp_path: P
         assert archive.read("regions/2c.py").decode() == reference(LAB)["2c"]
 
 
-def git(tree: Path, *arguments: str) -> str:
-    """What git prints about a repository, whose own settings say who commits."""
-    done = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = copy_of_tree(tmp_path / "tree")
-    git(tree, "init", "-q", "-b", "main")
-    git(tree, "config", "user.name", "a")
-    git(tree, "config", "user.email", "a@b")
-    git(tree, "add", ".")
-    git(tree, "commit", "-q", "-m", "all")
-    monkeypatch.chdir(tree)
+def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tree(repository: Path) -> None:
+    tree = repository
     (tree / "store" / "keys.py").write_text("")
     with pytest.raises(LabError, match=r"the tree has changes \(store/keys.py\)"):
         labs("start", "2")
@@ -193,9 +199,38 @@ def test_start_in_a_repository_makes_a_branch_with_stubs_and_refuses_a_dirty_tre
     git(tree, "switch", "-q", "main")
     with pytest.raises(LabError, match="the branch lab-2 is there already"):
         labs("start", "2")
-    assert "You are on the branch lab-0" in labs("start", "0").output
-    assert git(tree, "status", "--porcelain") == ""
-    assert (tree / lab_in(ROOT, 0).folder / "data" / "request_1.json").exists()
+
+
+def test_start_branches_from_the_base_although_another_lab_was_begun(repository: Path) -> None:
+    answers = real_answers(ROOT, lab_in(ROOT, 0), class_of(ROOT).seed)
+    folder = repository / lab_in(ROOT, 0).folder
+    assert "You are on the branch lab-2" in labs_of(repository, "start", "2")
+    assert "You are on the branch lab-0" in labs_of(repository, "start", "0")
+    assert git(repository, "rev-parse", "lab-0~") == git(repository, "rev-parse", "main")
+    assert (folder / "data" / "request_1.json").exists()
+    for name in ("prediction.toml", "answers.toml"):
+        (folder / name).write_text(as_toml(answers))
+    (folder / "run.json").write_text("{}")
+    assert "answers 10/10" in labs_of(repository, "check", "0")
+    git(repository, "switch", "-q", "lab-2")
+    assert "git switch lab-0, or mooncake-lite labs start 0" in labs_of(repository, "check", "0")
+
+
+def test_what_students_and_teachers_make_neither_blocks_another_lab_nor_comes_into_a_release(
+    repository: Path, tmp_path: Path
+) -> None:
+    labs("start", "0")
+    for name in ("prediction.toml", "answers.toml", "run.json", "run.events"):
+        (repository / lab_in(ROOT, 0).folder / name).write_text("x")
+    labs("pack", "2")
+    assert "You are on the branch lab-2" in labs("start", "2").output
+    git(repository, "switch", "-q", "main")
+    (repository / ".gitignore").write_text("")
+    (repository / "grades.private.txt").write_text("x")
+    shutil.copytree(repository / "store", repository / "lab-1" / "store")
+    release(repository, lab_in(repository, 2), "Sample class", SEED, tmp_path / "out")
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert made.isdisjoint({"lab-2.zip", "lab-1", "grades.private.txt"})
 
 
 def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path: Path, soak: int) -> None:

@@ -13,7 +13,7 @@ from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.notes import Notes, write_notes
 from mooncake_lite.labs.show import read_trace_of
-from tests.mooncake_lite.labs.trees import ROOT
+from tests.mooncake_lite.labs.trees import ROOT, labs
 
 pytestmark = pytest.mark.quick
 
@@ -52,22 +52,38 @@ step    2  fork a <b>
 step    3  write <b>""",
     "accesses": """\
 scores: which thread reads (r), writes (w), reads and writes (b), races for (!) which cell
-columns: cell 0-1
+columns: cell 0-1; lines: threads of block (0, 0, 0)
 after 0 barriers
   thread       0  w.
   thread       1  .!
 after 1 barrier
   thread     0-1  rr""",
     "messages": """\
-gateway         0 conductor     1 <prefill>
+a column is a process, with its rank if it has one; a line is a message or KV, the first one on top
+
 a
+gateway         0 conductor     1 <prefill>
 |-------------->|               |  Submit
 |               |-------------->|  Prefill
 |<------------------------------|  Tokens
+
 b
+gateway         0 conductor     1 <prefill>
 |-------------->|               |  Submit & more""",
+    "table": """\
+two pieces
+piece  keys
+1      9f <a>
+22     -""",
 }
-TRACES: dict[str, dict[str, Any]] = {"pages": PAGES, "accesses": ACCESSES, "messages": MESSAGES}
+TABLE = {"kind": "table", "title": "two pieces", "columns": ["piece", "keys"]}
+TABLE |= {"rows": [["1", "9f <a>"], ["22", "-"]]}
+TRACES: dict[str, dict[str, Any]] = {
+    "pages": PAGES,
+    "accesses": ACCESSES,
+    "messages": MESSAGES,
+    "table": TABLE,
+}
 
 
 @pytest.mark.parametrize("kind", TRACES)
@@ -114,6 +130,17 @@ def test_show_draws_what_the_last_failing_test_has_noted(
     assert (tmp_path / "x.svg").read_text() == read_trace_of(TRACES[kind]).as_svg()
 
 
+def test_show_names_the_test_and_says_when_there_is_nothing_to_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mooncake_lite.labs.commands.find_root", lambda start: tmp_path)
+    (tmp_path / "tutorials").symlink_to(ROOT / "tutorials")
+    write_notes(tmp_path, Notes(traces={"2b": TABLE | {"test": "test_a_key_is_there"}}))
+    assert labs("show", "2b").output == f"2b, test `a key is there`\n{TEXTS['table']}\n"
+    with pytest.raises(LabError, match="nothing to draw for 2c: no test with a picture failed"):
+        labs("show", "2c")
+
+
 @pytest.mark.parametrize(
     ("trace", "says"),
     [
@@ -122,6 +149,7 @@ def test_show_draws_what_the_last_failing_test_has_noted(
         (PAGES | {"held": []}, "3 steps, and what is held after 0"),
         (ACCESSES | {"phases": [["w"]]}, "a row has 1 characters, and there are 2 columns"),
         (ACCESSES | {"phases": [["xy"]]}, "a row has characters other than .rwb!"),
+        (TABLE | {"rows": [["1"]]}, "a row has 1 texts, and there are 2 columns"),
         (MESSAGES | {"ends": ["gateway"]}, "message 1 goes from 0 to 1, and there are 1 processes"),
     ],
 )

@@ -6,6 +6,8 @@ import contextlib
 import filecmp
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -23,6 +25,7 @@ def copy_of_tree(folder: Path) -> Path:
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=without)
     shutil.copy(ROOT / "tests" / "__init__.py", folder / "tests" / "__init__.py")
+    shutil.copy(ROOT / ".gitignore", folder / ".gitignore")
     return folder
 
 
@@ -58,9 +61,25 @@ def sandboxed() -> dict[str, str]:
     return found
 
 
+def labs_of(tree: Path, *arguments: str) -> str:
+    """Return what `mooncake-lite labs` prints, run in a tree by the code of that tree."""
+    command = [sys.executable, "-m", "mooncake_lite", "labs", *arguments]
+    env = os.environ | {"PYTHONPATH": str(tree)}
+    done = subprocess.run(
+        command, cwd=tree, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.stdout + done.stderr
+
+
 def labs(*arguments: str) -> Result:
     """Run `mooncake-lite labs` in the folder of the test; raises what the command raises."""
     result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return result
+
+
+def git(tree: Path, *arguments: str) -> str:
+    """What git prints about a repository, whose own settings say who commits."""
+    done = subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=True)
+    return done.stdout

@@ -34,11 +34,25 @@ def elements(numbers: Any, dtype: str) -> np.ndarray:
 class Counted(np.ndarray):
     """An array that counts the elements that are read by index.
 
-    A part of it counts as a whole, as long as no elements of that part are read by index themselves.
+    A part of it counts as a whole, as long as no elements of that part are read by index themselves. A
+    function of NumPy that makes another array out of the whole one reads all of it.
     """
 
     count = 0
     _counted = 0
+    is_whole = False
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Count what a function reads."""
+        made = super().__array_function__(function, types, args, kwargs)
+        if self.is_whole and isinstance(made, np.ndarray) and not _share(made, self):
+            Counted.count += self.size
+        return made
+
+    def take(self, *args: Any, **kwargs: Any) -> Any:
+        """Count the whole array."""
+        Counted.count += self.size if self.is_whole else 0
+        return super().take(*args, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         """Count what is read."""
@@ -48,10 +62,14 @@ class Counted(np.ndarray):
         Counted.count += np.size(value)
         if not isinstance(value, Counted):
             return value
-        if not np.may_share_memory(value, self):
+        if not _share(value, self):
             return value.view(np.ndarray)  # a copy: what is done with it reads no more of this array
         value._counted = value.size
         return value
+
+
+def _share(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.may_share_memory(one.view(np.ndarray), other.view(np.ndarray))
 
 
 @contextmanager
@@ -76,7 +94,7 @@ def _store(array: Any, index: Any, value: Any) -> None:
 def gathered(inputs: dict[str, Any]) -> dict[str, Any]:
     """Gather one run of tokens, and count the elements of the cache that were read."""
     cache = elements(inputs["cache"], inputs["dtype"]).view(Counted)
-    Counted.count = 0
+    Counted.count, cache.is_whole = 0, True
     table = np.array(inputs["table"], np.int32)
     rows = attention_plain.gathered(cache, table, inputs["first"], inputs["end"])
     count = Counted.count

@@ -37,7 +37,8 @@ def launch(inputs: dict[str, Any]) -> dict[str, Any]:
     """Launch a kernel. Tells its result, what the race checker has found, and how much was read.
 
     reads   elements of keys and of values that all threads have read, and of keys that the busiest one has
-    drawn   an access map: of the array of the first finding, else of a shared array, else of the keys
+    drawn   an access map: of the array of the first finding, else of a shared array, else of the keys;
+            without findings it shows `block` of the inputs
     """
     element = np.uint16 if inputs["dtype"] == "bfloat16" else np.float32
     arrays = [np.array(inputs[name], element) for name in ("query", "key_cache", "value_cache")]
@@ -63,7 +64,7 @@ def launch(inputs: dict[str, Any]) -> dict[str, Any]:
             "values": recording.count("value_cache", READS),
             "keys_of_busiest": recording.most_of_a_thread("key_cache", READS),
         },
-        "drawn": _drawn(recording, findings),
+        "drawn": _drawn(recording, findings[:1], tuple(inputs["block"])),
     }
 
 
@@ -77,12 +78,12 @@ def _in_other_words(error: AttributeError) -> AttributeError:
     )
 
 
-def _drawn(recording: Recording, findings: list[Finding]) -> AccessMap | None:
+def _drawn(recording: Recording, findings: list[Finding], block: tuple[int, ...]) -> AccessMap | None:
     """Return a picture of one block; None when no thread of it touched anything that is watched."""
     for finding in findings:
         if finding.array:
             return access_map(recording, finding.array, block=finding.block)
-    block = findings[0].block if findings else (0, 0, 0)
+    block = findings[0].block if findings else block
     for name in (*sorted(recording.shared_names), "key_cache"):
         if name in recording.shapes:
             return access_map(recording, name, unit="page" if name == "key_cache" else "cell", block=block)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
+import scheduler.instance.pages
 import store.keys
 import store.policies.sieve
 from scheduler.instance.pages import PageDraft, Pages
@@ -18,6 +20,9 @@ from store.errors import TokenError
 from store.keys import PrefixChain
 from store.policies.contract import BlockFacts
 from store.policies.sieve import SIEVE
+
+MOST_DRAWN = 16
+"""Items of a pool that `labs show` draws."""
 
 # ------------------------------------------------------------------------------------------- 2a
 
@@ -94,7 +99,7 @@ def chain(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 class CountedLookUps(dict[Any, Any]):
-    """A dictionary that counts how often it is asked for a key."""
+    """A dictionary that counts how often it is asked for a key, and the entries that are walked over."""
 
     asked = 0
 
@@ -111,6 +116,23 @@ class CountedLookUps(dict[Any, Any]):
         self.asked += 1
         return super().__contains__(key)
 
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            self.asked += 1
+            yield key
+
+    def keys(self) -> Any:
+        """Return a view that asks this dictionary, as those of the next two methods do."""
+        return KeysView(self)
+
+    def values(self) -> Any:
+        """Return a view."""
+        return ValuesView(self)
+
+    def items(self) -> Any:
+        """Return a view."""
+        return ItemsView(self)
+
 
 def match(inputs: dict[str, Any]) -> dict[str, Any]:
     """Insert computed prompts, then match others. Tells the pages of both, and the look-ups of each match."""
@@ -123,13 +145,14 @@ def match(inputs: dict[str, Any]) -> dict[str, Any]:
         prefix.insert(chain_of(prompt), tokens, pages, len(tokens))
         inserted.append(pages)
     prefix._blocks = blocks = CountedLookUps(prefix._blocks)
+    prefix._by_end = ends = CountedLookUps(prefix._by_end)
     found = []
     for asked in inputs["asked"]:
-        before = blocks.asked
+        before = blocks.asked + ends.asked
         size = inputs["block_tokens"] // inputs["page_tokens"]
         known = inserted[asked["from"]][: asked["known_blocks"] * size]
         pages_found = prefix.match(chain_of(asked), asked["tokens"], asked["most_tokens"], known)
-        found.append({"pages": list(pages_found), "look_ups": blocks.asked - before})
+        found.append({"pages": list(pages_found), "look_ups": blocks.asked + ends.asked - before})
     return {"inserted": inserted, "found": found}
 
 
@@ -143,7 +166,7 @@ def chain_of(prompt: dict[str, Any]) -> Chain:
 
 
 class CountedPage(int):
-    """A page number that counts how often it is compared or hashed."""
+    """A page number that counts how often it is compared or hashed, also after arithmetic."""
 
     count = 0
 
@@ -172,9 +195,39 @@ class CountedPage(int):
     def __hash__(self) -> int:
         return int(self._counted("__hash__"))
 
+    def __add__(self, other: Any) -> Any:
+        return CountedPage(int.__add__(self, other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return CountedPage(int.__sub__(self, other))
+
+    def __neg__(self) -> Any:
+        return CountedPage(int.__neg__(self))
+
+    def __pos__(self) -> Any:
+        return self
+
+
+class KeepsPages(type):
+    """The type of `int` in the file of `Pages`: every integer is an instance."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, int)
+
+
+class CountedInt(metaclass=KeepsPages):
+    """`int` in the file of `Pages`: int(page) goes on counting."""
+
+    def __new__(cls, value: Any = 0, *base: Any) -> Any:
+        """Return the integer."""
+        return value if isinstance(value, CountedPage) else int(value, *base)
+
 
 def check(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check books as they are given. Tells what `check` raised, whether it changed them, and what it cost."""
+    vars(scheduler.instance.pages)["int"] = CountedInt
     seen = []
     for given in inputs:
         pages = Pages(given["num_pages"], given["page_tokens"])
@@ -197,6 +250,66 @@ def check(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- 2e
 
 
+class SeenRing(SIEVE):
+    """A policy whose region is watched: what it reads is counted while it runs, and nothing else.
+
+    bits, links   reads of `visited`, and of `newer` and `older`
+    walked        look-ups in `_nodes`, and entries that are walked over
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.bits = self.links = self.walked = 0
+        self.is_running = False
+        super().__init__(capacity)
+        self._nodes = CountedLookUps()
+
+    @property
+    def steps(self) -> int:
+        """Return the largest of the counts: each of them is 1 for an item that the hand looks at."""
+        return max(self.bits, self.links, self.walked)
+
+    def offered(self) -> Iterator[int]:
+        """Yield what the region yields."""
+        items = self.victims(0.0)
+        while True:
+            before, self.is_running = self._nodes.asked, True
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self.is_running = False
+                self.walked += self._nodes.asked - before
+            yield item
+
+    def drawn(self) -> str:
+        """Return the items from old to new: * was hit, > is where the hand stands."""
+        said, node = [">()" if self._hand is self._end else "()"], self._end._newer
+        while node is not self._end and len(said) <= len(self):
+            said.append(f"{'>' * (node is self._hand)}{node.item}{'*' * node._visited}")
+            node = node._newer
+        return " ".join(said)
+
+
+def watched_nodes(policy: Callable[[], SeenRing | None]) -> type:
+    """Return a class of nodes that tell the policy what its region reads of them."""
+
+    class Node(store.policies.sieve._Node):  # type: ignore[name-defined]
+        __slots__ = ("_newer", "_older", "_visited")
+
+    def watched(name: str, count: str) -> property:
+        def read(node: Any) -> Any:
+            if (ring := policy()) is not None and ring.is_running:
+                setattr(ring, count, getattr(ring, count) + 1)
+            return getattr(node, f"_{name}")
+
+        return property(read, lambda node, value: setattr(node, f"_{name}", value))
+
+    for name, count in (("visited", "bits"), ("newer", "links"), ("older", "links")):
+        setattr(Node, name, watched(name, count))
+    return Node
+
+
 def replay(inputs: dict[str, Any]) -> dict[str, Any]:
     """Play references to items against SIEVE. Tells the victims in order, the hits, and the hand's steps.
 
@@ -204,59 +317,53 @@ def replay(inputs: dict[str, Any]) -> dict[str, Any]:
     leased         items that may not be evicted
     asks           how often victims() is asked for a first item before one is evicted
     """
-    steps = 0
-
-    class CountedNode(store.policies.sieve._Node):  # type: ignore[name-defined]
-        """A node that counts how often its bit is read."""
-
-        __slots__ = ("_bit",)
-
-        @property
-        def visited(self) -> bool:
-            nonlocal steps
-            steps += 1
-            return bool(self._bit)
-
-        @visited.setter
-        def visited(self, bit: bool) -> None:
-            self._bit = bit
-
+    policy: SeenRing | None = None
     real = store.policies.sieve._Node
-    store.policies.sieve._Node = CountedNode  # type: ignore[assignment,misc]
+    store.policies.sieve._Node = watched_nodes(lambda: policy)  # type: ignore[misc]
     try:
-        policy = SIEVE(inputs["capacity"])
-        present: set[int] = set()
-        victims: list[int] = []
-        hits = 0
-        leased = set(inputs["leased"])
-
-        def evict() -> None:
-            for _ in range(inputs["asks"] - 1):
-                next(policy.victims(0.0), None)
-            for item in policy.victims(0.0):
-                if item not in leased:
-                    policy.on_remove(item, evicted=True)
-                    present.remove(item)
-                    victims.append(item)
-                    return
-
-        for item in inputs["references"]:
-            if item in present:
-                hits += 1
-                policy.on_access(item, 0.0)
-                continue
-            if not inputs["insert_first"] and len(present) >= inputs["capacity"]:
-                evict()
-            policy.on_insert(item, BlockFacts(), 0.0)
-            present.add(item)
-            if inputs["insert_first"] and len(present) > inputs["capacity"]:
-                evict()
-        told = steps
-        limit = 2 * len(present) + 2
-        offered = list(itertools.islice(policy.victims(0.0), limit))
+        policy = SeenRing(inputs["capacity"])
+        return _replay(policy, inputs)
     finally:
         store.policies.sieve._Node = real  # type: ignore[misc]
-    return {"victims": victims, "hits": hits, "steps": told, "offered": offered}
+
+
+def _replay(policy: SeenRing, inputs: dict[str, Any]) -> dict[str, Any]:
+    present: set[int] = set()
+    victims: list[int] = []
+    rings: list[tuple[str, str]] = []
+    hits = 0
+    leased = set(inputs["leased"])
+    is_small = inputs["capacity"] <= MOST_DRAWN
+
+    def evict() -> None:
+        ring = policy.drawn() if is_small else ""
+        for _ in range(inputs["asks"] - 1):
+            next(policy.offered(), None)
+        for item in policy.offered():
+            if item not in leased:
+                policy.on_remove(item, evicted=True)
+                present.remove(item)
+                victims.append(item)
+                rings.append((ring, str(item)))
+                return
+        rings.append((ring, "none"))
+
+    for item in inputs["references"]:
+        if item in present:
+            hits += 1
+            policy.on_access(item, 0.0)
+            continue
+        if not inputs["insert_first"] and len(present) >= inputs["capacity"]:
+            evict()
+        policy.on_insert(item, BlockFacts(), 0.0)
+        present.add(item)
+        if inputs["insert_first"] and len(present) > inputs["capacity"]:
+            evict()
+    steps, ring = policy.steps, policy.drawn() if is_small else ""
+    offered = list(itertools.islice(policy.offered(), 2 * len(present) + 2))
+    rings.append((ring, f"then offered: {' '.join(map(str, offered))}"))
+    shown = rings if is_small else []
+    return {"victims": victims, "hits": hits, "steps": steps, "offered": offered, "rings": shown}
 
 
 CALLS = {"books": books, "chain": chain, "match": match, "check": check, "replay": replay}

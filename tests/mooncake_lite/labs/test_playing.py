@@ -1,0 +1,91 @@
+"""`labs run`: a finished lab answers questions beside the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import regions
+from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.playing import Played, compared
+from tests.cluster.tiny import tiny_folder
+from tests.mooncake_lite.labs.sample_class import reference
+from tests.mooncake_lite.labs.trees import ROOT, edit, labs
+
+LAB = lab_in(ROOT, 2)
+
+QUICK = """
+import inspect, json, sys
+from store.policies.sieve import SIEVE
+fifo = int("if True:" in inspect.getsource(SIEVE.victims))
+print("loading")
+print(json.dumps([{"what": "a policy", "tokens": [1], "reused": fifo, "seconds": 0.5, "said": sys.argv[1]}]))
+"""
+"""A play that starts at once, and tells which policy it has found."""
+
+
+def finish_lab(tree: Path) -> None:
+    """Write every region of the lab: right, but 2e evicts as FIFO does."""
+    for task in LAB.tasks:
+        path = tree / task.file
+        path.write_text(regions.replace(path.read_text(), task.function, reference(LAB)[task.id]))
+    edit(tree / "store/policies/sieve.py", "if not node.visited:", "if True:")
+
+
+def test_a_play_runs_with_the_packages_of_the_student_and_with_those_of_the_base(repository: Path) -> None:
+    labs("start", "2")
+    with pytest.raises(LabError, match="labs run needs every task of lab 2; 2a: not written yet"):
+        labs("run", "2")
+    finish_lab(repository)
+    script = repository / LAB.folder / "play.py"
+    script.write_text(QUICK)
+    result = labs("run", "2", "--model", "some model")
+    assert result.output.splitlines()[-1].split() == ["a", "policy", "equal", "1", "0", "0.500", "0.500"]
+    assert (result.return_value, result.output.split("\n")[0]) == (0, "a policy: some model")
+    script.write_text("raise ValueError('no such block')")
+    with pytest.raises(LabError, match="your code failed: ValueError: no such block; "):
+        labs("run", "2")
+
+
+def test_a_finished_lab_gives_the_tokens_of_the_reference(
+    repository: Path, tmp_path: Path, soak: int
+) -> None:
+    """Tokens do not depend on the policy, and the hits of the trace do."""
+    if soak == 1:
+        pytest.skip("starts a model twice; make soak does it")
+    labs("start", "2")
+    finish_lab(repository)
+    result = labs("run", "2", "--model", str(model_of_words(tmp_path / "model")))
+    rows = [line.split() for line in result.output.splitlines()]
+    (again,) = [row[-5:] for row in rows if row[:3] == ["second", "question", "again"]]
+    assert again[:3] == ["equal", "256", "256"]
+    (trace,) = [row[-5:] for row in rows if row[:1] == ["trace,"]]
+    assert trace[0] == "DIFFERENT"
+    assert trace[1] != trace[2]
+    assert result.return_value == 1
+
+
+def model_of_words(folder: Path) -> Path:
+    """Make a tiny model for which each word is a token."""
+    tiny_folder("qwen3", folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.quick
+def test_both_sides_stand_beside_each_other() -> None:
+    mine, theirs = Played("a", [1, 2], 64, 0.5, ""), Played("a", [1, 2], 128, 0.25, "")
+    assert compared([mine], [theirs]).rows == [["a", "equal", "64", "128", "0.500", "0.250"]]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_lab_that_the_server_does_not_launch_says_so(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(LabError, match=f"lab {number} has nothing to run; mooncake-lite labs check {number}"):
+        labs("run", str(number))
