@@ -56,7 +56,9 @@ def run(trace: Path) -> None:
         if not result.exists():
             print(file.stem, flush=True)
             command = [sys.executable, "-m", "mooncake_lite", "simulate", "sweep", str(file)]
-            subprocess.run([*command, "--trace", str(trace), "--json", str(result)], check=True)
+            part = result.with_suffix(".part")
+            subprocess.run([*command, "--trace", str(trace), "--json", str(part)], check=True)
+            part.rename(result)
 
 
 def rows(name: str) -> list[Row]:

@@ -109,6 +109,9 @@ class MovesSection(msgspec.Struct, frozen=True):
             raise ValueError("rates and near_latency_s must be above 0")
 
 
+MOST_OVERHEAD_S = 60.0
+
+
 class OverheadsSection(msgspec.Struct, frozen=True):
     """What serving takes besides forward passes and moves of KV: the part that is this program.
 
@@ -124,8 +127,13 @@ class OverheadsSection(msgspec.Struct, frozen=True):
     request_s: float = 0.004
 
     def __post_init__(self) -> None:
-        if not min(msgspec.structs.astuple(self)) > 0:
-            raise ValueError("every overhead must be above 0")
+        if (
+            not 0
+            < min(msgspec.structs.astuple(self))
+            <= max(msgspec.structs.astuple(self))
+            <= MOST_OVERHEAD_S
+        ):
+            raise ValueError(f"every overhead must be above 0, and at most {MOST_OVERHEAD_S:g} s")
 
 
 Section = TypeVar("Section", PrefillSection, MovesSection, OverheadsSection)

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from math import inf
+from math import gcd, inf
 from random import Random
 
 from msgspec.structs import replace
@@ -105,6 +105,10 @@ class Cluster:
                 f"the profile of {self.profile.model.name} does not say how large its KV is; "
                 "measure it anew with `mooncake-lite profile`"
             )
+        if "store" in self.nodes and (self.mode == "split" or not self.node_blocks):
+            raise ConfigError(f"mode {self.mode} has stores only with --node-dram, and mode split has none")
+        if self.together and self.link_bytes_per_s is not None:
+            raise ConfigError("--one-node has no links between nodes: leave out --link-gbps")
         if self.kv_bytes < self.layout.nbytes:
             raise ConfigError(f"--kv-cache-bytes {self.kv_bytes}: a block has {self.layout.nbytes:,} bytes")
         if self.mode == "pooled" and self.node_blocks < 1:
@@ -144,7 +148,8 @@ class Cluster:
         roles, nodes = self._ranks()
         lenders = {"store"} if "store" in roles else MODES[self.mode].lenders - {"compute"}
         machines = self.machines or self.profile
-        page_tokens = self.block_tokens if self.block_tokens > 4 * LEAST_PAGE else LEAST_PAGE
+        size = self.block_tokens
+        page_tokens = size if size > 4 * LEAST_PAGE else gcd(size, LEAST_PAGE)
         nbytes = self.layout.nbytes
         shape = Shape(
             config=self._config(roles, nodes, source.num_requests),

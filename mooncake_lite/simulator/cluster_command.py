@@ -26,7 +26,7 @@ from mooncake_lite.simulator.cluster import LETTERS, Cluster, parse_nodes
 from mooncake_lite.simulator.intervals import drawn, intervals
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
-from mooncake_lite.simulator.recorded import read_recording
+from mooncake_lite.simulator.recorded import Recorded, read_recording
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.workload import mixed
 from mooncake_lite.workloads import report
@@ -54,6 +54,17 @@ class Bytes(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class Runs(click.IntRange):
+    """A number of runs: an interval needs two drawn ones beside the first."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number. Fails for two, and for what is no number within the range."""
+        count: int = super().convert(value, param, ctx)
+        if count == 2:
+            self.fail("2 runs give no interval: take 3 or more, or 1", param, ctx)
+        return count
+
+
 class Kill(click.ParamType):
     """What dies, and when: ROLE@SECONDS."""
 
@@ -77,7 +88,8 @@ class Kill(click.ParamType):
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option(
     "--nodes",
-    help="Nodes that prefill and decode, or nC; nS: stores, else one at each P.  [default: 8P8D]",
+    help="How many nodes prefill and decode, or do both (nC). nS names the number of stores; without it each "
+    "node that prefills has one.  [default: 8P8D]",
 )
 @click.option("--one-node", is_flag=True, help="All ranks are on one node, as on a laptop.")
 @click.option("--mode", type=click.Choice(list(MODES)), help="[default: pooled, or colocated for nC]")
@@ -112,7 +124,9 @@ class Kill(click.ParamType):
     type=click.Choice(["hash", "radix", "off"]),
     help="How nodes reuse their own pages.  [default: hash; pooled: off, all reuse goes through the pool]",
 )
-@click.option("--max-num-seqs", type=click.IntRange(1), help="That a node decodes at once.  [default: all]")
+@click.option(
+    "--max-num-seqs", type=click.IntRange(1), help="Sequences that a node decodes at once.  [default: all]"
+)
 @click.option("--overlap-transfers/--no-overlap-transfers", default=True, show_default=True)
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
@@ -123,11 +137,12 @@ class Kill(click.ParamType):
 )  # fmt: skip
 @click.option(
     "--kill", "kills", multiple=True, type=Kill(), metavar="ROLE@SECONDS",
-    help="A rank of this role dies then; may be given several times. Others of the role must be left.",
+    help="Have a rank of this role die at this time. May be given several times; one rank must be left.",
 )  # fmt: skip
 @click.option(
-    "--runs", type=click.IntRange(1, 1000), default=1, show_default=True,
-    help="Play so often, on machines that differ as the profile's errors allow, and give 90 % intervals.",
+    "--runs", type=Runs(1, 1000), default=1, show_default=True,
+    help="Number of runs: those after the first are on machines that differ from the profile as far as its "
+    "errors allow, and give 90 % intervals.",
 )  # fmt: skip
 def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **words: Any) -> None:
     """Play TRACE on a simulated cluster: latencies, goodput, hits, refusals, bytes moved.
@@ -143,7 +158,7 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
     result = results[0]
     show(result, time.perf_counter() - began)
     if len(results) > 1:
-        result["intervals"] = intervals(results)
+        result["intervals"] = intervals(results[1:])
         _show_intervals(result["intervals"])
     if json_file is not None:
         about = {"trace": trace.name, **words, "mode": chosen.mode}
@@ -157,35 +172,56 @@ def requests_of(trace: Path, words: dict[str, Any]) -> Trace:
     if not words["from_recording"]:
         words["nodes"] = words["nodes"] or "8P8D"
         return chosen_trace(trace, words)
-    recorded = read_recording(trace)
-    letters = {role: letter for letter, role in LETTERS.items()}
-    words["mode"] = words["mode"] or recorded.config.mode
-    words["nodes"] = words["nodes"] or "".join(
-        f"{count}{letters[role]}" for role, count in recorded.roles.items()
-    )
+    if words["spread"]:
+        raise ConfigError("--spread: the arrivals of a recording are not in ticks; leave it out")
+    recorded, profile = read_recording(trace), named_profile(words["profile"])
+    layers, kv_heads, _, head_dim, itemsize, *_ = recorded.config.layout
+    if profile.model.kv and profile.model.kv != [layers, kv_heads, head_dim, itemsize]:
+        raise ConfigError(
+            f"{trace} is a recording of another model than {profile.model.name}; name the profile of its "
+            "machines with --profile"
+        )
+    if not words["nodes"]:
+        words["mode"] = words["mode"] or recorded.config.mode
+        words["nodes"] = _nodes_of(recorded)
+    if recorded.assumed:
+        click.echo(f"note: {recorded.assumed:,} answers had not ended; their lengths are assumed", err=True)
     return adapted(recorded.trace, words)
+
+
+def _nodes_of(recorded: Recorded) -> str:
+    """Return the nodes of the recorded cluster, as --nodes has them. Raises ConfigError for a pipeline."""
+    letters = {role: letter for letter, role in LETTERS.items()}
+    if unknown := recorded.roles.keys() - letters.keys():
+        raise ConfigError(f"ranks of the role {min(unknown)} are not simulated; name a cluster with --nodes")
+    return "".join(f"{count}{letters[role]}" for role, count in recorded.roles.items())
 
 
 def _play(
     cluster: Cluster, trace: Trace, seed: int, runs: int, kills: Sequence[tuple[str, float]]
 ) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Play a trace, with a bar. Returns the first outcome, and the results of all runs."""
-    count, outcomes = len(trace.requests), list[Outcome]()
+    """Play a trace, with a bar. Returns the outcome on machines as profiled, and the results of all runs."""
+    count = len(trace.requests)
     with bar("requests", runs * count) as update:
-        for number in range(runs):
-            other = drawn(cluster, outcomes[0].outside, mixed(seed, number)) if number else cluster
-            chosen = mixed(seed, number) if number else seed
+        first = play(cluster, TraceSource(trace), seed, kills=kills, told=partial(_advance, update, 0))
+        results = [result_of(first, cluster)]
+        for number in range(1, runs):
+            other, chosen = drawn(cluster, first.outside, mixed(seed, number)), mixed(seed, number)
             told = partial(_advance, update, number * count)
-            outcomes.append(play(other, TraceSource(trace), chosen, kills=kills, told=told))
-    return outcomes[0], [result_of(one, cluster, kills) for one in outcomes]
+            outcome = play(other, TraceSource(trace), chosen, kills=kills, told=told)
+            results.append(result_of(outcome, cluster))
+    for role, at_s in kills[len(first.killed) :]:
+        click.echo(f"note: the run had ended at {at_s:g} s, so no {role} rank died then", err=True)
+    return first, results
 
 
-def result_of(outcome: Outcome, cluster: Cluster, kills: Sequence[tuple[str, float]] = ()) -> dict[str, Any]:
+def result_of(outcome: Outcome, cluster: Cluster) -> dict[str, Any]:
     """Return a result as JSON has it: that of the outcome, and of each kill how long answers paused then."""
     pauses = [
-        {"role": role, "at_s": at_s, "longest_gap_s": spread_of(outcome.gaps_s(at_s))} for role, at_s in kills
+        {"role": role, "at_s": at_s, "longest_gap_s": spread_of(outcome.gaps_s(at_s))}
+        for role, at_s in outcome.killed
     ]
-    return {**outcome.to_dict(cluster.ttft_s, cluster.tbt_s), **({"kills": pauses} if kills else {})}
+    return {**outcome.to_dict(cluster.ttft_s, cluster.tbt_s), **({"kills": pauses} if pauses else {})}
 
 
 def check_kills(cluster: Cluster, kills: Sequence[tuple[str, float]]) -> None:
@@ -216,7 +252,7 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
     profile = profile_with(named_profile(words["profile"]), words["decode_ms_per_sequence"])
     return Cluster(
         profile=profile, nodes=nodes, together=words["one_node"], mode=mode, block_tokens=trace.block_tokens,
-        node_bytes=(0 if mode == "colocated" else 10**12) if dram is None else dram,
+        node_bytes=(0 if mode == "colocated" and "store" not in nodes else 10**12) if dram is None else dram,
         ssd_bytes=words["ssd"], kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
         batched_tokens=words["max_num_batched_tokens"], sequences=words["max_num_seqs"] or 1_000_000,

@@ -61,6 +61,9 @@ class Hardware(Protocol):
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes of all transfers so far, by what they went over."""
 
+    def count(self, load: PassLoad, passes: int) -> None:
+        """Note that so many passes like this one were done."""
+
     def outside(self) -> dict[str, float]:
         """Return the share of the passes of prompts, and of decode steps, that no measurement covers."""
 
@@ -99,6 +102,9 @@ class DrawnHardware:
     def bytes_moved(self) -> dict[str, int]:
         """Return nothing: nobody asks in runs with faults."""
         return {}
+
+    def count(self, load: PassLoad, passes: int) -> None:
+        """Count nothing."""
 
     def outside(self) -> dict[str, float]:
         """Return nothing: no times are measured ones."""

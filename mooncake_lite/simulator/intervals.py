@@ -1,15 +1,15 @@
 """How wrong a simulated figure may be: the same requests on machines that are not quite as profiled.
 
 Used by `simulate cluster --runs N`. The first run has the profile as it is. Each further one has another
-seed, and factors on its times that are drawn as wide as the errors of the profile. From all of them follows
-in which interval a live run lies with a probability of 90 %. Explained in docs/explain/simulator.md.
+seed, and factors on its times that are drawn as wide as the errors of the profile. From these follows in
+which interval a live run lies with a probability of 90 %. Explained in docs/explain/simulator.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
 from typing import Any
@@ -32,6 +32,7 @@ FIGURES: dict[str, Callable[[Result], float | None]] = {
 }
 """What an interval is given for: the means, by their names in the JSON."""
 
+MOST = {"hit_rate": 1.0}
 PROBABILITY = 0.9
 
 OUTSIDE = 0.2
@@ -56,11 +57,15 @@ def drawn(cluster: Cluster, outside: dict[str, float], seed: int) -> Cluster:
     """
     dice, profile = Random(mixed(seed, 7)), cluster.profile
     prefill, decode = (
-        exp(dice.gauss(0.0, _deviation(profile, kind, outside.get(kind, 0.0))))
-        for kind in ("prefill", "decode")
+        _factor(dice, _deviation(profile, kind, outside.get(kind, 0.0))) for kind in ("prefill", "decode")
     )
     spread = GUESSED if profile.overheads is None else MEASURED
-    return replace(cluster, machines=scaled(profile, prefill, decode, exp(dice.gauss(0.0, spread))))
+    return replace(cluster, machines=scaled(profile, prefill, decode, _factor(dice, spread)))
+
+
+def _factor(dice: Random, deviation: float) -> float:
+    """Draw a factor with this standard deviation, about, and with a mean of 1."""
+    return exp(dice.gauss(-(deviation**2) / 2, deviation))
 
 
 def _deviation(profile: Profile, kind: str, outside: float) -> float:
@@ -93,7 +98,9 @@ def _times(costs: Any, factor: float, kept: Sequence[str] = ()) -> Any:
 
 
 def intervals(results: Sequence[Result]) -> dict[str, list[float]]:
-    """Return {figure: [low, high]}, in which one more run lies with PROBABILITY. Needs two results.
+    """Return {figure: [low, high]}, in which one more run lies with PROBABILITY.
+
+    results   of machines that were drawn, two at least
 
     A figure that some run lacks, because nothing was answered in it, has no interval.
     """
@@ -103,15 +110,21 @@ def intervals(results: Sequence[Result]) -> dict[str, list[float]]:
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             half = student(len(known) - 1) * stdev(known) * sqrt(1 + 1 / len(known))
-            found[name] = [max(0.0, fmean(known) - half), fmean(known) + half]
+            found[name] = [max(0.0, fmean(known) - half), min(MOST.get(name, inf), fmean(known) + half)]
     return found
+
+
+FEW = {1: 6.314, 2: 2.920}
+"""Quantiles for which the expansion is no good."""
 
 
 def student(freedom: int) -> float:
     """Return the two-sided quantile of Student's t at PROBABILITY: Cornish and Fisher's expansion.
 
-    Within 0.5 % from three degrees of freedom on.
+    Within 0.5 % from three degrees of freedom on; below, it is a table's.
     """
+    if freedom in FEW:
+        return FEW[freedom]
     z = NormalDist().inv_cdf((1 + PROBABILITY) / 2)
     terms = (
         z,

@@ -73,6 +73,7 @@ class Outcome:
     bytes_moved  by link, as the hardware counts them
     outside      share of the passes of a kind that the profile does not cover
     copies       copies of a block in DRAM -> blocks with so many, at the end
+    killed       role and time of each rank that died
     """
 
     records: list[Record]
@@ -84,6 +85,7 @@ class Outcome:
     bytes_moved: dict[str, int]
     outside: dict[str, float]
     copies: dict[int, int]
+    killed: Sequence[tuple[str, float]] = ()
 
     @classmethod
     def of(
@@ -94,11 +96,13 @@ class Outcome:
         ranks: Sequence[ComputingRank],
         hardware: Hardware,
         keys: Iterable[int | None],
+        killed: Sequence[tuple[str, float]] = (),
     ) -> Outcome:
         """Measure a run.
 
         warm_up   share of its requests that do not count
         keys      of all objects in the pool at its end
+        killed    role and time of each rank that died
         """
         in_order = sorted(records, key=lambda one: one.arrived_s)
         counted = in_order[int(warm_up * len(in_order)) :]
@@ -116,6 +120,7 @@ class Outcome:
             hardware.bytes_moved(),
             hardware.outside(),
             dict(sorted(Counter(Counter(keys).values()).items())),
+            killed,
         )
 
     @property

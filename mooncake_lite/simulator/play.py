@@ -24,6 +24,9 @@ from scheduler.instance import DECODE
 NEVER = 10**9
 """Events between two checks of all invariants, more than a run has: the fault runs check them."""
 
+READY_S = 0.01
+"""Until it is looked again whether the cluster is ready."""
+
 SAMPLE_S = 1.0
 """Time between two samples of the loads."""
 
@@ -45,8 +48,9 @@ def play(
     """
     setting, passes = cluster.setting(source, seed), 1 if kills else MOST_PASSES
     world = World(setting, check_every=NEVER, patience_s=inf, most_passes=passes)
-    for role, at_s in kills:
-        world.clock.at(at_s, partial(_kill, world, role))
+    killed: list[tuple[str, float]] = []
+    for kill in kills:
+        world.clock.at(kill[1], partial(_kill, world, kill, killed))
     ranks = [rank for rank in world.ranks.values() if isinstance(rank, SimulatedRank)]
     decodes = [rank for rank in ranks if DECODE in rank.rank.state.duties]
     loads, state = Loads(), world.control.state
@@ -54,12 +58,13 @@ def play(
     def sample() -> None:
         now = world.clock.now
         if world.ready:
-            steps_s = [one.step_s for one in decodes]
+            alive = [one for one in decodes if one.number not in world.dead]
+            steps_s = [one.step_s for one in alive]
             loads.times_s.append(now)
             loads.prefill.append(float(np.mean(state.queue_s(now))) / cluster.ttft_s)
             loads.decode.append(float(np.mean(steps_s)) / cluster.tbt_s)
             loads.waiting.append(state.num_waiting)
-            loads.decoding.append(sum(len(one.rank.state.running) for one in decodes))
+            loads.decoding.append(sum(len(one.rank.state.running) for one in alive))
         if told is not None:
             told(len(world.records))
         if not world.clients.done:
@@ -69,7 +74,8 @@ def play(
     with without_collector():
         world.run()
     keys = [obj.key for obj in world.control.directory.visible_objects()]
-    return Outcome.of(world.records, loads, warm_up, [rank.rank for rank in ranks], world.hardware, keys)
+    machines = [rank.rank for rank in ranks]
+    return Outcome.of(world.records, loads, warm_up, machines, world.hardware, keys, killed)
 
 
 @contextmanager
@@ -84,8 +90,15 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _kill(world: World, role: str) -> None:
-    """Kill the first rank with this role that lives. Without leaps no token is lost that was drawn before."""
-    alive = [rank for rank in world.shape.ranks(role) if rank not in world.dead]
+def _kill(world: World, kill: tuple[str, float], killed: list[tuple[str, float]]) -> None:
+    """Kill the first rank with this role that lives, once the cluster is ready.
+
+    Runs with kills have no leaps, so that no token is lost that was drawn before.
+    """
+    if not world.ready:
+        world.clock.after(READY_S, partial(_kill, world, kill, killed))
+        return
+    alive = [rank for rank in world.shape.ranks(kill[0]) if rank not in world.dead]
     if len(alive) > 1:
+        killed.append(kill)
         world.kill(alive[0], ended=True)

@@ -68,14 +68,17 @@ class ProfiledHardware:
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of the profile, as the emulated engine waits for them."""
+        return self._seconds(load)
+
+    def count(self, load: PassLoad, passes: int) -> None:
+        """Note that so many passes like this one were done."""
         most = self._covered
         if load.new_tokens:
-            self._prompts += 1
-            self._prompts_outside += load.new_tokens > most.new_tokens or load.pairs > most.pairs
+            self._prompts += passes
+            self._prompts_outside += passes * (load.new_tokens > most.new_tokens or load.pairs > most.pairs)
         if load.sequences:
-            self._steps += 1
-            self._steps_outside += load.sequences > most.sequences or load.context > most.context
-        return self._seconds(load)
+            self._steps += passes
+            self._steps_outside += passes * (load.sequences > most.sequences or load.context > most.context)
 
     def outside(self) -> dict[str, float]:
         """Return the share of the passes of prompts, and of decode steps, that no measurement covers."""

@@ -64,6 +64,7 @@ class VirtualRunner:
         self._last_done = 0.0
         self._lost: TransferEnded | None = None
         self._tokens: list[int] = []
+        self._load = PassLoad()
         self._passes: list[tuple[float, float]] = []  # end and seconds of each pass of the step under way
 
     def begin(self, step: Step) -> float:
@@ -104,7 +105,8 @@ class VirtualRunner:
     def _has_come(self) -> None:
         """Know when the step ends: its last group of layers is computed after it has come."""
         ((computed_at, seconds),) = self._passes
-        self._will_end(max(computed_at, self._world.clock.now + seconds / GROUPS))
+        last_s = seconds / GROUPS + self._world.hardware.step_s
+        self._will_end(max(computed_at, self._world.clock.now + last_s))
 
     def _will_end(self, time: float) -> None:
         """Tell when the step ends. The last layers that leave behind it leave then."""
@@ -167,6 +169,7 @@ class VirtualRunner:
         if not chunks:
             return
         load, stops = load_of(chunks), chunks[0].draws[0].stop_ids if step.steps > 1 else frozenset()
+        self._load = load
         if step.steps > 1 and not self._kv.is_exact:
             self._leap(step, load)
             return
@@ -243,6 +246,7 @@ class VirtualRunner:
         """Return the result of the step, with the transfers that have ended by now."""
         halves, late = self.moved()
         puts, self._ended_puts[:] = tuple(self._ended_puts), ()
+        self._world.hardware.count(self._load, len(self._passes))
         *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
         return Result(
             self._step,

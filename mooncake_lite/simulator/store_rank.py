@@ -123,21 +123,26 @@ class StoreModel:
             self._report(order.keys, "dropped")
             return
         self._digests.update(zip(order.keys, order.digests))
-        dropped, queued = [], 0
+        dropped, queued, nbytes = [], [], 0
         for ref, key, sums in zip(order.refs, order.keys, order.checksums, strict=True):
             if key in self._queue or world.dice.random() < world.faults.save_dropped:
                 dropped.append(key)
             else:
                 self._queue[key] = ref, sums
-                queued += ref.nbytes
+                queued.append(key)
+                nbytes += ref.nbytes
         self._report(dropped, "dropped")
-        world.hardware.save(self.number, queued, self._write)
+        if queued:
+            world.hardware.save(self.number, nbytes, partial(self._write, queued))
 
-    def _write(self) -> None:
-        """Write what is queued to the open file, unless its bytes are not those that were put."""
+    def _write(self, keys: list[int]) -> None:
+        """Write keys to the open file that are still queued, and whose bytes are those that were put."""
         memory = self._world.memory
         written, bad = [], []
-        for key, (ref, sums) in self._queue.items():
+        for key in keys:
+            if key not in self._queue:
+                continue
+            ref, sums = self._queue.pop(key)
             if self._world.dice.random() < self._world.faults.dram_bad and memory.find(ref):
                 memory.rot(ref)
             content = memory.find(ref)  # an earlier save of the key may have freed the range
@@ -146,7 +151,6 @@ class StoreModel:
                 written.append(key)
             else:
                 bad.append(key)
-        self._queue.clear()
         self._report(written, "written")
         self._report(bad, "bad")
         if len(self._open) >= SEAL_BLOCKS:

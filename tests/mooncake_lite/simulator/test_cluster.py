@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from math import factorial, sqrt
+from math import factorial, inf, sqrt
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from mooncake_lite.cli import main
+from mooncake_lite.control import effects as fx
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
 from mooncake_lite.profiles.costs import pass_seconds
@@ -21,9 +22,13 @@ from mooncake_lite.profiles.file import OverheadsSection, named_profile
 from mooncake_lite.simulator.cluster import Cluster, parse_nodes
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.store_rank import StoreModel
 from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.simulator.world import World
 from mooncake_lite.workloads.metrics import COMPLETED
+from mooncake_lite.workloads.rescale import divided
 from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
+from store.objects import BlockRef
 
 PROFILE = named_profile("LLaMA3-70B-8xA800")
 SECONDS = pass_seconds(PROFILE)
@@ -189,6 +194,80 @@ def test_when_a_rank_dies_every_token_still_comes_and_answers_pause(role: str) -
 
 
 @pytest.mark.quick
+def test_a_rank_dies_once_the_cluster_is_ready_and_not_after_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = play(
+        Cluster(profile=PROFILE, nodes={"prefill": 2, "decode": 2}),
+        TraceSource(trace_of((0, 2_000, 20, []), (1, 2_000, 20, []))), 1, kills=[("decode", 0.0)],
+    )  # fmt: skip
+    assert list(outcome.killed) == [("decode", 0.0)]
+    assert [len(one.token_times_s) for one in outcome.records] == [20, 20]
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(write_trace(trace_of((0, 600, 2, []))))
+    assert main(["simulate", "cluster", str(file), "--nodes", "2P2D", "--kill", "decode@900"]) == 0
+    said = capsys.readouterr()
+    assert "note: the run had ended at 900 s, so no decode rank died then" in said.err
+    assert "answers pause" not in said.out
+
+
+@pytest.mark.quick
+def test_loads_are_those_of_the_ranks_that_live() -> None:
+    requests = [(0.2 * n, 2_000, 200, []) for n in range(4)]
+    cluster = Cluster(profile=PROFILE, nodes={"prefill": 2, "decode": 2})
+    outcome = play(cluster, TraceSource(trace_of(*requests, (60, 600, 2, []))), 1, kills=[("decode", 3.0)])
+    late = [count for at, count in zip(outcome.loads.times_s, outcome.loads.decoding) if 30 < at < 55]
+    assert late
+    assert not any(late)
+
+
+@pytest.mark.quick
+def test_what_the_profile_does_not_cover_is_counted_by_passes_and_not_by_leaps() -> None:
+    requests = [(0.3 * n, 1_500, 60, []) for n in range(8)]
+    cluster = Cluster(profile=PROFILE, nodes={"prefill": 1, "decode": 1})
+    found = []
+    for passes in (1, 40):
+        setting = cluster.setting(TraceSource(trace_of(*requests)), 1)
+        world = World(setting, check_every=10**9, patience_s=inf, most_passes=passes)
+        world.run()
+        found.append(world.hardware.outside())
+    assert found[0]["decode"] == pytest.approx(found[1]["decode"], abs=0.02)
+    assert 0.05 < found[0]["decode"] < 0.95
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("divide", [16, 64, 512])
+def test_blocks_may_be_as_small_as_a_token(divide: int) -> None:
+    trace = divided(trace_of((0, 5_120, 40, []), (9, 5_120, 40, [])), divide)
+    outcome = played(
+        Cluster(profile=PROFILE, nodes={"prefill": 1, "decode": 1}, block_tokens=512 // divide), trace
+    )
+    assert [one.outcome for one in outcome.records] == [COMPLETED] * 2
+
+
+@pytest.mark.quick
+def test_a_save_lasts_as_long_as_its_bytes_take() -> None:
+    """At 1 GB/s, a block of 160 MiB takes 0.17 s, and 40 of them, begun later, take 6.7 s."""
+    setting = Cluster(
+        profile=PROFILE, nodes={"prefill": 1, "decode": 1}, ssd_bytes=10**12, node_bytes=10**11
+    ).setting(TraceSource(trace_of((0, 600, 1, []))), 1)
+    world = World(setting, check_every=10**9, patience_s=inf)
+    store, said = next(one for one in world.ranks.values() if isinstance(one, StoreModel)), list[Any]()
+    world.answer = lambda event: said.append((world.clock.now, event))  # type: ignore[assignment, method-assign]
+    world.hardware._bytes_per_s = (1e9,) * 4  # type: ignore[attr-defined]
+    block = 160 * 2**20
+    for first, count in ((0, 1), (1, 40)):
+        refs = [BlockRef(n, store.number, 0, block) for n in range(first, first + count)]
+        keys = [ref.object_id for ref in refs]
+        store.on(fx.SaveBlocks(store.number, refs, keys, keys, [[0] * 80] * count))
+    while world.clock.step() and world.clock.now < 60:
+        pass
+    written = {len(event.keys): at for at, event in said if getattr(event, "state", "") in ("written", "bad")}
+    assert written[1] < 1
+    assert 6 < written[40] < 8
+
+
+@pytest.mark.quick
 def test_the_command_tells_how_long_answers_paused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +318,10 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--kill", "decode"], "write prefill, decode, compute, store and a time, as decode@30"),
         (["--kill", "steward@3"], "and a time, as decode@30"),
         (["--nodes", "1P1D", "--kill", "decode@3"], "there are 1, and one must be left"),
+        (["--runs", "2"], "2 runs give no interval: take 3 or more, or 1"),
+        (["--nodes", "2P2D3S", "--mode", "split"], "mode split has none"),
+        (["--nodes", "2C2S", "--node-dram", "0"], "mode colocated has stores only with --node-dram"),
+        (["--one-node", "--link-gbps", "10"], "leave out --link-gbps"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(

@@ -23,7 +23,8 @@ CLUSTER = Cluster(profile=named_profile("LLaMA3-70B-8xA800"), nodes={"prefill": 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("freedom", "expected"), [(3, 2.353), (4, 2.132), (7, 1.895), (19, 1.729), (99, 1.660)]
+    ("freedom", "expected"),
+    [(1, 6.314), (2, 2.920), (3, 2.353), (4, 2.132), (7, 1.895), (19, 1.729), (99, 1.660)],
 )
 def test_students_quantiles_are_those_of_the_tables(freedom: int, expected: float) -> None:
     assert student(freedom) == pytest.approx(expected, rel=0.006)
@@ -46,8 +47,9 @@ def test_nine_of_ten_further_runs_lie_in_the_interval() -> None:
 
 @pytest.mark.quick
 def test_a_figure_that_one_run_lacks_has_no_interval() -> None:
-    found = intervals([result(1.0), {**result(1.0), "ttft_s": {"mean": None}}])
+    found = intervals([result(1.0), {**result(0.5), "ttft_s": {"mean": None}}])
     assert set(found) == set(FIGURES) - {"ttft_s"}
+    assert found["hit_rate"][1] == 1.0
 
 
 @pytest.mark.quick
@@ -78,3 +80,10 @@ def test_the_command_gives_intervals_and_says_what_is_not_covered(
     low, high = found["intervals"]["tpot_s"]
     assert 0 < low < found["tpot_s"]["mean"] < high
     assert 0 < found["outside_profile"]["decode"] <= 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("fields", [{"step_s": 0.0}, {"message_s": -1.0}, {"request_s": 1e9}])
+def test_overheads_are_above_0_and_no_longer_than_a_minute(fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="every overhead must be above 0, and at most 60 s"):
+        OverheadsSection(**fields)

@@ -62,8 +62,8 @@ def test_a_prefix_that_comes_early_costs_nothing() -> None:
 
 
 def test_after_a_late_prefix_its_last_group_of_layers_is_computed() -> None:
-    assert ends(1000) == [pytest.approx(LATENCY_S + 10.0 + COMPUTE_S / GROUPS)]
+    assert ends(1000) == [pytest.approx(LATENCY_S + 10.0 + COMPUTE_S / GROUPS + OVERHEADS.step_s)]
 
 
 def test_streams_share_links_as_other_transfers_do() -> None:
-    assert ends(1000, 1000) == pytest.approx([LATENCY_S + 20.0 + COMPUTE_S / GROUPS] * 2)
+    assert ends(1000, 1000) == pytest.approx([LATENCY_S + 20.0 + COMPUTE_S / GROUPS + OVERHEADS.step_s] * 2)
