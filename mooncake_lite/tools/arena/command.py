@@ -66,7 +66,10 @@ def run(folder: Path, requests: int, seed: int, out: Path, trusted: bool) -> Non
     files = sorted(folder.glob("*.py"))
     if not files:
         raise ConfigError(f"{folder}: there is no .py file; put one policy of each student there")
-    level, why = ("none", "") if trusted else required()
+    level: Level = "none"
+    why = ""
+    if not trusted:
+        level, why = required()
     if CANNOT_PROMISE[level]:
         click.echo(f"note: {CANNOT_PROMISE[level]}{f' ({why})' if why else ''}", err=True)
     race, scores, forfeits = Race(requests, seed), dict[str, Score](), dict[str, str]()
