@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.tracing.command:command",
         "Join the parts of a trace after a run of `serve --trace` was killed.",
     ),
+    "arena": ("mooncake_lite.tools.arena.command:arena", "Race placement policies of your own against ours."),
     "labs": ("mooncake_lite.labs.commands:labs", "Do the labs of a course, hand them in, and grade them."),
     "doctor": ("mooncake_lite.tools.doctor:doctor", "Report what this machine has and what it can run."),
 }

@@ -44,6 +44,7 @@ ROOMS = {
         "config",
         "control",
         "engine",
+        "labs",
         "launch",
         "messages",
         "model",

@@ -1,0 +1,122 @@
+"""A policy in a child process, as a placement policy of the control plane.
+
+Used by `race.py`. The child gets columns over the prefill nodes and returns scores; clock, trace, costs and
+results stay here. A policy that raises, answers with something else than one finite number for each node, or
+exceeds a limit forfeits: the rest of its race is played with the first node, and counts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import mooncake_lite
+from mooncake_lite.labs.asking import Child, Stopped, in_words
+from mooncake_lite.labs.child import Raised
+from mooncake_lite.labs.sandbox import Level, Limits
+from scheduler.placement import POLICIES
+from scheduler.placement.contract import NEVER, Ranked
+from scheduler.placement.view import View
+
+NAME = "arena"
+"""Of the policy in POLICIES, while it plays."""
+
+START_S, DECISION_S = 3.0, 0.002
+"""Processor time that a policy may use: to import what it needs, and for each request of the race."""
+
+MEMORY_MB, TASKS = 1024, 32
+
+DRIVER = "mooncake_lite/tools/arena/drive.py"
+PACKAGES = [f"mooncake_lite/{name}__init__.py" for name in ("", "labs/", "tools/", "tools/arena/")]
+
+
+class Answer(msgspec.Struct):
+    """What the child returns: a score for each node, and perhaps where a prefix is fetched. None: NaN."""
+
+    scores: list[float | None]
+    fetch: list[bool] = []
+
+
+class Player:
+    """A policy that is asked. forfeit: why it plays no more; "" while it does."""
+
+    name = NAME
+
+    def __init__(self, asked: Child) -> None:
+        self._child, self.forfeit = asked, ""
+
+    def rank(self, view: View) -> Ranked:
+        """Rank all prefill instances by the child's scores."""
+        near_s, best_s = view.prefill_s(view.near), view.prefill_s(view.best)
+        count = len(view.near)
+        scores, fetch = np.zeros(count), np.zeros(count, bool)
+        if not self.forfeit:
+            try:
+                scores, fetch = self._ask(view, near_s, best_s)
+            except Stopped as stopped:
+                self.forfeit = str(stopped)
+        may_fetch = fetch & (view.best > view.near)
+        reused = np.where(may_fetch, view.best, view.near)
+        transfer_s = np.where(may_fetch, view.fetch_s, 0.0)
+        return Ranked(scores, reused, transfer_s, np.where(may_fetch, best_s, near_s), may_fetch | NEVER)
+
+    def _ask(self, view: View, near_s: np.ndarray, best_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return scores and where to fetch. Raises Stopped for an answer that is none."""
+        count = len(view.near)
+        columns = {
+            "queue_s": view.queue_s, "near": view.near, "near_s": near_s, "best_s": best_s,
+            "fetch_s": view.fetch_s,
+        }  # fmt: skip
+        nodes = {name: np.broadcast_to(one, count).tolist() for name, one in columns.items()}
+        request = {"best": view.best, "tokens": view.request.num_tokens, "blocks": len(view.request.keys)}
+        found = self._child.ask("score", {**nodes, **request}, Answer)
+        if isinstance(found, Raised):
+            raise Stopped(in_words(found))
+        if len(found.scores) != count or len(found.fetch) not in (0, count):
+            raise Stopped(
+                f"there are {count} nodes; score returned {len(found.scores)} scores and {len(found.fetch)} "
+                "fetches: return one score, and if any one fetch, for each node"
+            )
+        scores = np.array(found.scores, float)
+        if not np.isfinite(scores).all():
+            raise Stopped(f"score returned {found.scores[:8]}: return finite numbers")
+        return scores, np.array(found.fetch, bool) if found.fetch else np.zeros(count, bool)
+
+
+@contextmanager
+def player_of(policy: Path, requests: int, level: Level) -> Iterator[Player]:
+    """Give a player that asks the policy in a file, and can be named in a configuration as NAME.
+
+    requests   of the race
+    level      how its process is confined
+
+    Raises SandboxRefused.
+    """
+    cpu_s = math.ceil(START_S + DECISION_S * requests)
+    limits = Limits(seconds=10.0 * cpu_s, cpu_s=cpu_s, memory_mb=MEMORY_MB, tasks=TASKS)
+    with tempfile.TemporaryDirectory(prefix="mooncake-lite-arena-") as place:
+        _lay_out(Path(place), policy)
+        asked = Child(Path(place), DRIVER, limits, level=level, task_s=limits.seconds)
+        player = Player(asked)
+        POLICIES[NAME] = lambda: player
+        try:
+            yield player
+        finally:
+            del POLICIES[NAME]
+            asked.close()
+
+
+def _lay_out(place: Path, policy: Path) -> None:
+    """Copy what the child needs into its folder: the policy, and the files that ask it."""
+    root = Path(mooncake_lite.__file__).parents[1]
+    for name in (DRIVER, "mooncake_lite/labs/child.py", *PACKAGES):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / name, place / name)
+    shutil.copy(policy, place / "policy.py")

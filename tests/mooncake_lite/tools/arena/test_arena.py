@@ -1,0 +1,172 @@
+"""The arena: a policy in a child plays as one of ours, and one that answers badly forfeits."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mooncake_lite.cli import main
+from mooncake_lite.tools.arena import bots
+from mooncake_lite.tools.arena.board import leaderboard
+from mooncake_lite.tools.arena.player import NAME, player_of
+from mooncake_lite.tools.arena.race import Race, Score
+from scheduler.placement import POLICIES
+
+RACE = Race(40, 3)
+
+LEAST_LOADED = "def score(nodes):\n    return nodes.queue_s\n"
+GLOBAL_CACHE = """
+import numpy as np
+
+def score(nodes):
+    fetch = nodes.fetch_s + nodes.best_s < nodes.near_s
+    return nodes.queue_s + np.where(fetch, nodes.fetch_s + nodes.best_s, nodes.near_s), fetch
+"""
+
+
+def policy(folder: Path, text: str, name: str = "mine.py") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def raced(file: Path) -> tuple[Score, str]:
+    with player_of(file, RACE.requests, "none") as player:
+        return RACE.run(NAME), player.forfeit
+
+
+@pytest.mark.quick
+def test_a_policy_that_says_what_one_of_ours_says_comes_to_the_same(tmp_path: Path) -> None:
+    score, forfeit = raced(policy(tmp_path, LEAST_LOADED))
+    assert (score, forfeit) == (RACE.run("least-loaded"), "")
+    assert NAME not in POLICIES
+
+
+@pytest.mark.quick
+def test_a_policy_may_fetch(tmp_path: Path) -> None:
+    score, forfeit = raced(policy(tmp_path, GLOBAL_CACHE))
+    assert not forfeit
+    assert score.ttft_s < RACE.run("least-loaded").ttft_s
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def score(nodes): return [float('nan')] * 4", "return finite numbers"),
+        ("def score(nodes): return [1e999] * 4", "return finite numbers"),
+        ("def score(nodes): return [1, 2]", "there are 4 nodes; score returned 2 scores and 0 fetches"),
+        ("def score(nodes): return nodes.near, [True]", "4 scores and 1 fetches"),
+        ("def score(nodes): return 1 / 0", "ZeroDivisionError: division by zero in policy.py:1"),
+        ("def score(nodes): return 'fast'", "could not convert string to float"),
+        ("def scores(nodes): return 1", "has no attribute 'score'"),
+        ("def score(", "the code cannot be imported: SyntaxError"),
+        ("import os\ndef score(nodes): os._exit(0)", "ended with exit code 0"),
+        ("import os\ndef score(nodes): os.write(1, b'{}')", "score returned 1 scores and 0 fetches"),
+    ],
+)
+def test_a_policy_that_answers_badly_forfeits_with_the_reason(text: str, reason: str, tmp_path: Path) -> None:
+    score, forfeit = raced(policy(tmp_path, text))
+    assert reason in forfeit
+    assert math.isfinite(score.goodput_rps)
+
+
+@pytest.mark.quick
+def test_a_policy_sees_columns_alone_and_cannot_change_ours(tmp_path: Path) -> None:
+    text = (
+        "seen = []\n"
+        "def score(nodes):\n"
+        "    assert len(vars(nodes)) == 8\n"
+        "    nodes.queue_s[:] = 0\n"
+        "    return [3, 2, 1, 0]\n"
+    )
+    score, forfeit = raced(policy(tmp_path, text))
+    assert not forfeit
+    assert score.share < RACE.run("random").share or score.ttft_s > RACE.run("random").ttft_s
+
+
+@pytest.mark.quick
+def test_the_kept_scores_are_of_the_public_race_and_in_the_order_of_the_paper() -> None:
+    assert bots.is_kept(Race())
+    assert not bots.is_kept(RACE)
+    found = [bots.scores_of(Race())[bot].goodput_rps for bot in bots.BOTS]
+    assert found[:4] == sorted(found[:4])
+
+
+def test_the_kept_scores_are_what_the_bots_come_to(soak: int) -> None:
+    if soak == 1:
+        pytest.skip("make soak plays the public race")
+    kept = bots.scores_of(Race())
+    assert kept == {bot: Race().run(bot) for bot in bots.BOTS}
+
+
+@pytest.mark.quick
+def test_a_student_plays_beside_our_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "race.svg"
+    words = ["arena", "play", str(policy(tmp_path, LEAST_LOADED)), "--requests", "30", "--plot", str(plot)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("mine.py", *bots.BOTS))
+    assert b"mine.py" in plot.read_bytes()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["play", "none.py"], "no such file or directory"),
+        (["play", "."], "give a Python file of at most 1 MiB"),
+        (["run", "empty", "--seed", "1", "--out", "b.html"], "there is no .py file"),
+        (["run", "empty", "--out", "b.html"], "Missing option '--seed'"),
+    ],
+)
+def test_bad_words_are_refused_with_the_fix(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["arena", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.quick
+def test_a_forfeit_of_ones_own_policy_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = policy(tmp_path, "def score(nodes): return 1 / 0")
+    assert main(["arena", "play", str(file), "--requests", "20"]) == 2
+    assert "mine.py forfeits: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_class_races_in_the_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policies = tmp_path / "class"
+    policies.mkdir()
+    policy(policies, GLOBAL_CACHE, "<b>ada.py")
+    policy(policies, "def score(nodes):\n    while True: pass\n", "loop.py")
+    policy(policies, "open('/etc/shadow').read()\n" + LEAST_LOADED, "thief.py")
+    out = tmp_path / "board.html"
+    assert main(["arena", "run", str(policies), "--requests", "20", "--seed", "9", "--out", str(out)]) == 0
+    told, page = capsys.readouterr().out, out.read_text()
+    assert "loop forfeits: it used more than 4 s of processor time" in told
+    assert "thief forfeits: the code cannot be imported" in told
+    assert "<td>1</td><td>&lt;b&gt;ada</td>" in page
+    assert "kvcache-centric (ours)" in page
+    assert "<b>ada" not in page
+
+
+@pytest.mark.quick
+def test_places_are_those_of_the_class_alone() -> None:
+    def score(goodput: float) -> Score:
+        return Score(goodput, 0.5, 1.0, [0.0])
+
+    page = leaderboard({"a": score(2.0), "b": score(4.0)}, {"bot": score(3.0)}, {"c": "no <reason>"}, RACE)
+    assert page.index("<td>1</td><td>b</td>") < page.index("<td></td><td>bot (ours)</td>")
+    assert page.index("bot (ours)") < page.index("<td>2</td><td>a</td>")
+    assert "c: no &lt;reason&gt;" in page
+
+
+@pytest.mark.quick
+def test_equal_seeds_are_equal_races_and_other_seeds_other_ones() -> None:
+    assert msgspec.json.encode(RACE.run("random")) == msgspec.json.encode(RACE.run("random"))
+    assert RACE.run("random") != Race(40, 4).run("random")
