@@ -290,7 +290,11 @@ def page() -> str:
     """Return the page, with the tables of the results that are there."""
     text = PAGE.read_text(encoding="utf-8")
     for part in PARTS:
-        text = filled(text, part.__name__, part())
+        try:
+            found = part()
+        except FileNotFoundError:
+            found = "Not played yet: `make paper` does it.\n"
+        text = filled(text, part.__name__, found)
     return text
 
 
