@@ -45,7 +45,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.tools.profile.command:profile",
         "Measure the real engine, for `serve --engine emulated`.",
     ),
-    "simulate": ("mooncake_lite.simulator.command:simulate", "Replay a trace against eviction policies."),
+    "simulate": (
+        "mooncake_lite.simulator.command:simulate",
+        "Play traces on simulated clusters, and compare policies.",
+    ),
     "workload": ("mooncake_lite.tools.workload:workload", "Describe and make traces of requests."),
     "replay": (
         "mooncake_lite.tools.replay:replay",

@@ -127,6 +127,9 @@ def test_the_page_about_the_paper_shows_what_was_played() -> None:
     paper = script("make_paper")
 
     assert paper.PAGE.read_text(encoding="utf-8") == paper.page(), "run make paper"
+    assert {file.stem for file in paper.RUNS.glob("*.toml")} == {
+        file.stem for file in paper.RESULTS.glob("*.json") if file.stem != "alone"
+    }
 
 
 def test_without_the_trace_nothing_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

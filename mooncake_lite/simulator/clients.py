@@ -71,6 +71,11 @@ class Clients:
             return False
         return all(self._commands[n] or n in self._abandoned for n in self._commands)
 
+    @property
+    def all_sent(self) -> bool:
+        """Return whether the last request has come."""
+        return not self._left
+
     def begin(self) -> None:
         """Send the first request; a run may lose ranks at some time."""
         world, random = self._world, self._random

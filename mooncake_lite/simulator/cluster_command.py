@@ -210,7 +210,7 @@ def _play(
             told = partial(_advance, update, number * count)
             outcome = play(other, TraceSource(trace), chosen, kills=kills, told=told)
             results.append(result_of(outcome, cluster))
-    for role, at_s in kills[len(first.killed) :]:
+    for role, at_s in [kill for kill in kills if kill not in first.killed]:
         click.echo(f"note: the run had ended at {at_s:g} s, so no {role} rank died then", err=True)
     return first, results
 

@@ -72,7 +72,7 @@ class Outcome:
     prefill_s    of computing, of all ranks together; prefills: prompts that were computed
     bytes_moved  by link, as the hardware counts them
     outside      share of the passes of a kind that the profile does not cover
-    copies       copies of a block in DRAM -> blocks with so many, at the end
+    copies       copies of a block in DRAM -> blocks with so many, when the last request had come
     killed       role and time of each rank that died
     """
 
@@ -101,7 +101,7 @@ class Outcome:
         """Measure a run.
 
         warm_up   share of its requests that do not count
-        keys      of all objects in the pool at its end
+        keys      of all objects in the pool when the last request had come
         killed    role and time of each rank that died
         """
         in_order = sorted(records, key=lambda one: one.arrived_s)

@@ -53,7 +53,7 @@ def play(
         world.clock.at(kill[1], partial(_kill, world, kill, killed))
     ranks = [rank for rank in world.ranks.values() if isinstance(rank, SimulatedRank)]
     decodes = [rank for rank in ranks if DECODE in rank.rank.state.duties]
-    loads, state = Loads(), world.control.state
+    loads, state, keys = Loads(), world.control.state, list[int | None]()
 
     def sample() -> None:
         now = world.clock.now
@@ -65,6 +65,8 @@ def play(
             loads.decode.append(float(np.mean(steps_s)) / cluster.tbt_s)
             loads.waiting.append(state.num_waiting)
             loads.decoding.append(sum(len(one.rank.state.running) for one in alive))
+        if world.clients.all_sent and not keys:
+            keys.extend(obj.key for obj in world.control.directory.visible_objects())
         if told is not None:
             told(len(world.records))
         if not world.clients.done:
@@ -73,7 +75,6 @@ def play(
     world.clock.after(0.0, sample)
     with without_collector():
         world.run()
-    keys = [obj.key for obj in world.control.directory.visible_objects()]
     machines = [rank.rank for rank in ranks]
     return Outcome.of(world.records, loads, warm_up, machines, world.hardware, keys, killed)
 

@@ -132,9 +132,7 @@ class StoreModel:
                 queued.append(key)
                 nbytes += ref.nbytes
         self._report(dropped, "dropped")
-        if world.exact:  # whichever save ends first writes all: blocks are written in any order
-            world.hardware.save(self.number, nbytes, lambda: self._write(list(self._queue)))
-        elif queued:
+        if queued:
             world.hardware.save(self.number, nbytes, partial(self._write, queued))
 
     def _write(self, keys: list[int]) -> None:

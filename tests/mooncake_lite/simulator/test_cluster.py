@@ -84,6 +84,7 @@ def test_a_cached_prefix_comes_in_beside_the_pass_and_saves_its_computing() -> N
     assert outcome.reused["dram"] == 5_120
     assert outcome.prompt_tokens == 16_000
     assert outcome.to_dict(30, 0.1)["hit_rate"]["dram"] == pytest.approx(0.32)
+    assert outcome.copies == {1: 20}, "ten shared full blocks, and five more of each prompt"
 
 
 @pytest.mark.quick
@@ -205,8 +206,10 @@ def test_a_rank_dies_once_the_cluster_is_ready_and_not_after_its_end(
     assert [len(one.token_times_s) for one in outcome.records] == [20, 20]
     file = tmp_path / "trace.jsonl"
     file.write_bytes(write_trace(trace_of((0, 600, 2, []))))
-    assert main(["simulate", "cluster", str(file), "--nodes", "2P2D", "--kill", "decode@900"]) == 0
+    kills = ["--kill", "decode@900", "--kill", "prefill@0.1"]
+    assert main(["simulate", "cluster", str(file), "--nodes", "2P2D", *kills]) == 0
     said = capsys.readouterr()
+    assert said.err.count("note:") == 1
     assert "note: the run had ended at 900 s, so no decode rank died then" in said.err
     assert "answers pause" not in said.out
 
