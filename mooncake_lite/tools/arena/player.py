@@ -22,7 +22,7 @@ from mooncake_lite.labs.asking import Child, Stopped, in_words
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.sandbox import Level, Limits
 from scheduler.placement import POLICIES
-from scheduler.placement.contract import NEVER, Ranked
+from scheduler.placement.contract import Ranked, near_only
 from scheduler.placement.view import View
 
 NAME = "arena"
@@ -55,19 +55,21 @@ class Player:
     def rank(self, view: View) -> Ranked:
         """Rank all prefill instances by the child's scores."""
         near_s, best_s = view.prefill_s(view.near), view.prefill_s(view.best)
-        count = len(view.near)
-        scores, fetch = np.zeros(count), np.zeros(count, bool)
+        answer = Answer([0.0] * len(view.near))
         if not self.forfeit:
             try:
-                scores, fetch = self._ask(view, near_s, best_s)
+                answer = self._ask(view, near_s, best_s)
             except Stopped as stopped:
                 self.forfeit = str(stopped)
-        may_fetch = fetch & (view.best > view.near)
-        reused = np.where(may_fetch, view.best, view.near)
-        transfer_s = np.where(may_fetch, view.fetch_s, 0.0)
-        return Ranked(scores, reused, transfer_s, np.where(may_fetch, best_s, near_s), may_fetch | NEVER)
+        scores = np.array(answer.scores, float)
+        if not answer.fetch:
+            return near_only(view, scores)
+        fetch = np.array(answer.fetch) & (view.best > view.near)
+        reused = np.where(fetch, view.best, view.near)
+        transfer_s, prefill_s = np.where(fetch, view.fetch_s, 0.0), np.where(fetch, best_s, near_s)
+        return Ranked(scores, reused, transfer_s, prefill_s, reused == view.best)
 
-    def _ask(self, view: View, near_s: np.ndarray, best_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _ask(self, view: View, near_s: np.ndarray, best_s: np.ndarray) -> Answer:
         """Return scores and where to fetch. Raises Stopped for an answer that is none."""
         count = len(view.near)
         columns = {
@@ -84,10 +86,9 @@ class Player:
                 f"there are {count} nodes; score returned {len(found.scores)} scores and {len(found.fetch)} "
                 "fetches: return one score, and if any one fetch, for each node"
             )
-        scores = np.array(found.scores, float)
-        if not np.isfinite(scores).all():
+        if not np.isfinite(np.array(found.scores, float)).all():
             raise Stopped(f"score returned {found.scores[:8]}: return finite numbers")
-        return scores, np.array(found.fetch, bool) if found.fetch else np.zeros(count, bool)
+        return found
 
 
 @contextmanager
