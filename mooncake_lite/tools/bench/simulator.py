@@ -73,8 +73,9 @@ LEAST_COVERED = 0.8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is played: requests of a run, live runs of the usual load and of each hard case, runs that
-    intervals are tried on, simulated runs of each case, and requests of the default model."""
+    """How much is played: requests of a run, live runs of the usual load (and of the default model) and of
+    each hard case, runs that intervals are tried on, simulated runs of each case, and requests of the default
+    model in two halves."""
 
     requests: int = 500
     repeats: int = 5
@@ -88,7 +89,8 @@ class Plan:
     def all_requests(self) -> int:
         """Return how many requests are sent to live clusters."""
         runs = 1 + self.repeats + 2 * self.hard
-        return runs * self.requests + self.held_out * self.held_out_requests + self.real
+        held_out = self.held_out * self.held_out_requests
+        return runs * self.requests + held_out + self.repeats * self.real
 
 
 QUICK = Plan(requests=40, repeats=1, hard=1, held_out=2, held_out_requests=20, simulated=4, real=0)
@@ -202,14 +204,18 @@ def real_ranks(model: Path, place: Path) -> Ranks:
 
 
 def real_rows(ranks: Ranks, plan: Plan, told: Callable[[], None]) -> list[Row]:
-    """Play the first half of some requests, calibrate the profile on it, and predict the second half."""
+    """Play the first half of some requests, calibrate the profile on it, and predict the second half.
+
+    The halves take turns: the speed of a machine drifts from minute to minute.
+    """
     whole, half = conversation(plan.real, DIVIDE_REAL), plan.real // 2
     first, second = (ranks.at(slice_of(whole, begin, half), USUAL) for begin in (0, half))
+    turns = [first, second] * plan.repeats
     with ranks.serve() as cluster:
-        known, held_out = (ranks.live(cluster.port, part, n, told) for n, part in enumerate((first, second)))
-    ranks = with_times_of(ranks, first, known)
+        lives = [ranks.live(cluster.port, part, number, told) for number, part in enumerate(turns)]
+    ranks = with_times_of(ranks, first, lives[::2])
     simulated = [ranks.simulate(second, seed) for seed in range(plan.simulated)]
-    return compared("default model, held out", [held_out], simulated, REAL_GOALS)
+    return compared("default model, held out", lives[1::2], simulated, REAL_GOALS)
 
 
 def pause_rows(lives: Sequence[float], simulated: Sequence[float]) -> list[Row]:

@@ -212,10 +212,11 @@ def _parts(result: Result) -> tuple[float, float, float]:
     return first_s, second_s - first_s, (last_s - second_s) / gaps
 
 
-def with_times_of(ranks: Ranks, trace: Trace, live: Result) -> Ranks:
-    """Return ranks whose passes take so long that a simulation comes to what a live run came to."""
+def with_times_of(ranks: Ranks, trace: Trace, lives: Sequence[Result]) -> Ranks:
+    """Return ranks whose passes take so long that a simulation comes to what live runs came to."""
+    wanted = {key: fmean(live[key]["mean"] for live in lives) for key in ("ttft_s", "tpot_s")}
     for _ in range(ROUNDS):
         found = ranks.simulate(trace)
-        prefill, decode = (live[key]["mean"] / found[key]["mean"] for key in ("ttft_s", "tpot_s"))
+        prefill, decode = (wanted[key] / found[key]["mean"] for key in ("ttft_s", "tpot_s"))
         ranks = replace(ranks, profile=scaled(ranks.profile, prefill**0.5, decode, 1.0))
     return ranks
