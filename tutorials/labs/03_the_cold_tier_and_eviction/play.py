@@ -37,12 +37,12 @@ Numbers = tuple[list[int], int]
 """Numbers that must be equal on both sides, and those that the column `reused` shows."""
 
 
-def timed(what: str, part: Callable[[], Numbers], said: str = "") -> dict[str, Any]:
+def timed(what: str, part: Callable[[], Numbers]) -> dict[str, Any]:
     """Play one part."""
     began = time.perf_counter()
     numbers, reused = part()
     seconds = time.perf_counter() - began
-    return {"what": what, "tokens": numbers, "reused": reused, "seconds": seconds, "said": said}
+    return {"what": what, "tokens": numbers, "reused": reused, "seconds": seconds, "said": ""}
 
 
 def replayed(workload: Workload, policy: str, blocks: int) -> Numbers:
@@ -52,12 +52,12 @@ def replayed(workload: Workload, policy: str, blocks: int) -> Numbers:
 
 
 def miss_ratios(workload: Workload, sizes: list[int]) -> str:
-    """Tell the curves in words."""
+    """Tell the miss ratios of all policies in words."""
     curves = []
     for policy in POLICIES:
         missed = [1 - replayed(workload, policy, blocks)[1] / workload.references for blocks in sizes]
         curves.append(f"{policy} {' '.join(f'{ratio:.3f}' for ratio in missed)}")
-    return f"with {', '.join(map(str, sizes))} blocks: {'; '.join(curves)}"
+    return f"miss ratios with {', '.join(map(str, sizes))} blocks: {'; '.join(curves)}"
 
 
 def objects() -> Numbers:
@@ -106,7 +106,7 @@ def written_back(workload: Workload, blocks: int) -> Numbers:
 
 
 def crashed() -> Numbers:
-    """Write files of a tier, damage all but two of them as a crash does, and open all; found blocks are reused."""
+    """Write files of a tier, damage most of them as a crash does, and open all; blocks found are reused."""
     draw = random.Random(3)
     opened = []
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def crashed() -> Numbers:
             elif number % 4 == 2:
                 data[draw.randrange(8192)] ^= 1
             elif number % 4 == 3:
-                data[-64:] = bytes(64)
+                data[4096:8192] = bytes(4096)
             path.write_bytes(data)
             try:
                 opened.append(len(open_sealed(path, number, LAYOUT, b"\1").keys))
@@ -137,18 +137,16 @@ def main() -> None:
     _, data, sizes = sys.argv[1:]
     pool = json.loads(sizes)["pool_blocks"]
     workload = workload_of(read_trace(Path(data) / "trace.jsonl"))
-    curves = miss_ratios(workload, [pool // 2, pool, 2 * pool, 4 * pool])
+    sizes_shown = [pool // 2, pool, 2 * pool]
     seen = []
-    for blocks in (pool // 2, pool, 2 * pool):
+    for blocks in sizes_shown:
         for policy in POLICIES:
-            what = f"trace, {policy} with {blocks} blocks: hits"
+            what = f"trace, {blocks} blocks, {policy}"
             seen.append(timed(what, lambda policy=policy, blocks=blocks: replayed(workload, policy, blocks)))
-    seen.insert(0, timed("miss ratios", lambda: ([], 0), said=curves))
-    seen.append(timed("objects of many sizes: those with several extents", objects))
-    seen.append(
-        timed(f"a pool of {pool} blocks with a slow tier: hits", lambda: written_back(workload, pool))
-    )
-    seen.append(timed(f"{FILES} files after a crash: blocks found", crashed))
+    seen.append(timed("objects in several extents", objects))
+    seen.append(timed(f"pool of {pool} blocks, slow tier", lambda: written_back(workload, pool)))
+    seen.append(timed(f"{FILES} files after a crash", crashed))
+    seen[0]["said"] = miss_ratios(workload, [*sizes_shown, 4 * pool])
     print(json.dumps(seen))
 
 
