@@ -283,7 +283,7 @@ def test_saves_are_taken_in_order_by_the_tier_that_keeps_the_segment(lab: Judge)
         seen[9].waiting,
         sorted(n for n in range(5) if ranks[n] != 3),
         "put_end() of five blocks (unsaved puts)",
-        "a block that no tier saves does not wait for one",
+        "a block waits for its save, and one that no tier saves does not",
     )
 
 

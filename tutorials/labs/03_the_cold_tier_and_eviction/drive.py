@@ -113,7 +113,7 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
         raised = ""
         try:
             if verb == "free":
-                for offset, _ in taken[number]:
+                for offset, _ in taken[number] or ():
                     allocator.free(offset)
             elif verb == "fill":
                 got = [[allocator.allocate(number), number]]
@@ -220,11 +220,18 @@ def puts(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play a history of puts, and tell the books after each step, or after those of one verb, `only`.
 
     Steps: ["put", owner, rank, key], ["copy", owner, rank, put], ["end", put], ["find", key],
-    ["release", owner], ["take"], ["saved", rank, key], ["durable", rank, key].
+    ["release", owner], ["take"], ["saved", rank, key], ["durable", rank, key]. The history ends before the
+    report about a block that got no place.
     """
     played = Puts(inputs)
-    seen = [(verb, played.play(verb, more)) for verb, *more in inputs["steps"]]
-    return [after for verb, after in seen if inputs["only"] in ("", verb)]
+    seen = []
+    for verb, *more in inputs["steps"]:
+        if verb == "end" and more[0] not in played.objects:
+            break
+        after = played.play(verb, more)
+        if inputs["only"] in ("", verb):
+            seen.append(after)
+    return seen
 
 
 # ------------------------------------------------------------------------------------ 3c and 3d
@@ -249,9 +256,8 @@ class Reads:
         self.asked += self.is_on
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count one look-up, however often this looks."""
-        self.ask()
+    def paused(self) -> Iterator[None]:
+        """Count nothing."""
         was_on, self.is_on = self.is_on, False
         try:
             yield
@@ -291,12 +297,14 @@ class Watched(OrderedDict[Any, Any]):
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Count a look-up."""
-        with self.reads.one():
+        self.reads.ask()
+        with self.reads.paused():
             return super().pop(key, *default)
 
     def popitem(self, last: bool = True) -> Any:
         """Count a look-up."""
-        with self.reads.one():
+        self.reads.ask()
+        with self.reads.paused():
             return super().popitem(last)
 
     def copy(self) -> Any:
@@ -325,9 +333,14 @@ class WatchedRanking(Ranking[int]):
 
     def ascending(self) -> Iterator[int]:
         """Count each item that comes out."""
-        for item in super().ascending():
+        items = super().ascending()
+        while True:
+            with self.reads.paused():
+                found = list(itertools.islice(items, 1))
+            if not found:
+                return
             self.reads.walk()
-            yield item
+            yield found[0]
 
     def first(self) -> int:
         """Count an item."""
@@ -431,11 +444,13 @@ def events(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play events to a policy; tell what the region offered in steps that ask it.
 
     Steps: ["insert", item, parent], ["use", item], ["delete", item], ["offer", most] which only looks,
-    ["evict", held items].
+    ["evict", held items]. The history ends before a step that is not possible after a wrong victim.
     """
     policy = policy_of(inputs["policy"], inputs["capacity"])
     seen = []
     for verb, *more in inputs["steps"]:
+        if verb in ("insert", "use", "delete") and (verb == "insert") is (more[0] in list(policy)):
+            break
         if verb == "insert":
             policy.on_insert(more[0], BlockFacts(parent=more[1]), 0.0)
         elif verb == "use":
