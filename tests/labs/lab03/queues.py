@@ -12,6 +12,12 @@ from tests.labs.lab03.data import made_trace
 
 Step = tuple[Any, ...]
 
+ALL = 1000
+"""More items than any policy here has."""
+
+MOST_SHOWN = 24
+"""Items of one answer in a table."""
+
 
 class Offer(msgspec.Struct):
     """What one step was offered: items in order, the victim, and the policy before it as a table shows it."""
@@ -37,7 +43,10 @@ def offers(
     seen = lab.ask("events", inputs, list[Offer], called=f"victims() after {in_words(steps)}")
     rows = []
     for step, offer in zip((step for step in steps if step[0] in ("offer", "evict")), seen):
-        told = [*map(str, offer.offered), *(() if offer.victim is None else [f"{offer.victim} evicted"])]
+        told = [
+            *map(str, offer.offered[:MOST_SHOWN]),
+            *(() if offer.victim is None else [f"{offer.victim} evicted"]),
+        ]
         rows.append([in_words([step]), *(offer.drawn or ["..."] * len(columns)), " ".join(told) or "nothing"])
     table = {"kind": "table", "title": title, "columns": ["step", *columns, "came back"], "rows": rows[-16:]}
     lab.trace(table)
@@ -53,6 +62,8 @@ def in_words(steps: Sequence[Step]) -> str:
             told.append(f"insert {more[0]}" + ("" if more[1] is None else f" after {more[1]}"))
         elif verb == "evict":
             told.append(f"evict, {more[0]} held" if more[0] else "evict")
+        elif more == [ALL]:
+            told.append("ask for all")
         else:
             told.append(forms[verb].format(*more))
     return ", ".join(told)

@@ -57,7 +57,7 @@ def told(step: Step) -> str:
 
 def drawn(ranges: Sequence[Range]) -> str:
     """Ranges in units, as a table shows them."""
-    shown = [f"{offset // UNIT}+{size / UNIT:g}" for offset, size in ranges[:12]]
+    shown = [f"{offset // UNIT}+{size / UNIT:.3g}" for offset, size in ranges[:12]]
     return " ".join(shown) + " ..." * (len(ranges) > len(shown)) or "none"
 
 
@@ -164,7 +164,7 @@ def test_the_rest_is_a_best_fit_again(lab: Judge) -> None:
     lab.expect(
         [dict(before.holes).get(offset) for offset, _ in after.got or []],
         [UNIT * large, UNIT * small],
-        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} bytes (their holes)",
+        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (sizes of its holes)",
         "the rest goes to the smallest hole that holds it, and not to the next largest",
     )
 
