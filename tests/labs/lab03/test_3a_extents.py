@@ -244,8 +244,8 @@ def test_no_call_reads_all_holes(lab: Judge) -> None:
     steps, capacity = holes_of(sizes)
     nbytes = UNIT * sum(range(count - most + 2, count + 1)) + UNIT * (count // 2) - 100
     before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
-    # Each extent takes two binary searches: allocate fails, and _take forgets the size; and one last entry.
-    needed = most * (2 * count.bit_length() - 1)
+    # Two binary searches for each extent: for a hole that holds what is left, and to forget the size taken.
+    needed = 2 * most * count.bit_length() + 1
     lab.cost(after.read, 2 * needed, needed=needed)
     lab.expect(
         in_sizes(after.got),
