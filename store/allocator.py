@@ -84,9 +84,15 @@ class RangeAllocator:
     def allocate_extents(self, nbytes: int) -> tuple[Extent, ...] | None:
         """Take one range of nbytes, or else the fewest holes that together hold it, largest first.
 
-        Returns them in the order of the object's bytes. All but the last are whole units long, and each is
-        freed by itself. Returns None only when fewer than padded(nbytes) bytes are free.
+        nbytes   at least 1
+
+        Returns the extents in the order of the object's bytes; their sizes add up to nbytes. While what is
+        left fits into no hole, the whole of a largest hole is taken. The rest is a best fit again: it begins
+        the smallest hole that holds it. So all extents but the last are whole units long, and each can be
+        freed by itself. Which of several holes of one size is taken does not matter.
+        Returns None, and takes nothing, only when fewer than padded(nbytes) bytes are free.
         """
+        # labs:begin 3a
         if self.padded(nbytes) > self.free_bytes:
             return None
         extents: list[Extent] = []
@@ -98,6 +104,7 @@ class RangeAllocator:
             largest = self._sizes[-1]
             extents.append((self._take(largest, largest, 1)[0], largest))
             left -= largest
+        # labs:end 3a
 
     def take_behind(self, offset: int, nbytes: int) -> bool:
         """Take the range of nbytes at offset, if it lies behind every range that is in use."""

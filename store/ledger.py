@@ -120,7 +120,18 @@ class Ledger:
             raise UnknownObject("segment of rank", rank) from None
 
     def _publish(self, obj: PoolObject, key: int, facts: BlockFacts, now: float) -> None:
-        """Make a WRITING object VISIBLE, and queue it for its tier if no tier has the key."""
+        """Make a WRITING object VISIBLE under its key, and hand it to its tier if that has to save it.
+
+        It no longer belongs to its owner, lookups find it, the policy of its segment may evict it, and one
+        BlockStored of tier "dram" tells so.
+        If its key is visible already, it is a copy: lookups go on finding the object that was published
+        first, the copy joins the others (`_join_copies`), and it is never saved.
+        Any other object is saved if its segment has a saver and no tier knows the key. It is then unsaved,
+        which keeps it in DRAM; its save is started in the index of the tiers, and it is put at the end of
+        _saves. But at most _max_unsaved_share of the segment's capacity may be unsaved, this object's
+        nbytes included: beyond that it is not saved, and counted in "saves_skipped".
+        """
+        # labs:begin 3b
         segment = self._segments[obj.rank]
         self._leases.disown(obj)
         is_copy = key in self._visible
@@ -128,11 +139,8 @@ class Ledger:
             self._visible[key] = obj
         segment.policy.on_insert(key, facts, now)
         segment.set_state(obj, ObjectState.VISIBLE)
-        if obj.terms is not None:
-            segment.note_soft_pin(obj.terms.soft_until)
         self._events.append(BlockStored(key, obj.rank, "dram"))
         if is_copy:
-            self.counters["copies_stored"] += 1
             self._join_copies(obj, now)
             return
         if segment.saver is None or self._tier.knows(key):
@@ -143,6 +151,7 @@ class Ledger:
         segment.set_unsaved(obj, True)
         self._tier.start_save(segment.saver, key, obj.digest)
         self._saves.append(obj)
+        # labs:end 3b
 
     def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
         """Remove an object from every book and free its extents. evicted: it was the policy's victim."""
@@ -235,7 +244,8 @@ class Ledger:
     # -------------------------------------------------------------------------------- copies
 
     def _join_copies(self, obj: PoolObject, now: float) -> None:
-        """Note a copy that became visible. It counts as a use of objects that had no visible copy before."""
+        """Count a copy that became visible. It counts as a use of objects that had no visible copy before."""
+        self.counters["copies_stored"] += 1
         for copy in visible_copies(obj):
             copies = self._segments[copy.rank].copies
             if copy.object_id not in copies:

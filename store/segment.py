@@ -151,12 +151,14 @@ class Segment:
         self.note_change()
 
     def set_state(self, obj: PoolObject, state: ObjectState) -> None:
-        """Change an object's state, and the bytes counted by state with it."""
+        """Change an object's state, and the bytes by state with it; note the soft pin of a VISIBLE one."""
         padded = obj.padded
         for accounts in (self.accounts, self._total):
             accounts.states[obj.state] -= padded
             accounts.states[state] += padded
         obj.state = state
+        if obj.terms is not None and state is ObjectState.VISIBLE:
+            self.note_soft_pin(obj.terms.soft_until)
         self.note_evictable(obj)
 
     def set_unsaved(self, obj: PoolObject, unsaved: bool) -> None:

@@ -112,11 +112,18 @@ def open_sealed(
 ) -> SealedFile:
     """Verify a sealed file, without libhdf5, and read its tables.
 
-    layout, fingerprint   decide same_kind; without them it is True for every file
+    layout, fingerprint   decide same_kind; without a layout it is True for every file
+
+    Nothing is used before it was checked. The header has a hash of its own. Its metadata_hash is that of all
+    gaps between blocks, in order: of every byte after the header that belongs to no block. The offsets of
+    the blocks tell where gaps lie, and lie in a gap themselves, so they must be possible (`_check_offsets`)
+    before a gap is read. Blocks are not read here: `read_block` compares their bytes with their checksums.
+    The file is closed again, also when it is refused.
 
     Raises SegmentFileError (truncated, corrupt, foreign, another format version), OSError.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe must not stop the start
+    # labs:begin 3e
+    fd = _open(path)
     try:
         header = _read_header(fd, path)
         offsets = _read_table(fd, path, header, 0, 1)[:, 0]
@@ -130,9 +137,16 @@ def open_sealed(
         os.close(fd)
     same = layout is None or (header.layout == layout and header.fingerprint == fingerprint)
     return SealedFile(path, number, header, keys, digests, offsets, checksums, same_kind=same)
+    # labs:end 3e
+
+
+def _open(path: Path) -> int:
+    """Open a file to read it; follow no link, and do not wait for a pipe, which must not stop the start."""
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _read_header(fd: int, path: Path) -> Header:
+    """Read and check the header. Raises SegmentFileError for one that is damaged, or of another file size."""
     raw = os.pread(fd, HEADER_NBYTES, 0)
     size = os.fstat(fd).st_size
     if len(raw) < HEADER_NBYTES:
@@ -190,6 +204,7 @@ def _read_table(fd: int, path: Path, header: Header, index: int, columns: int) -
 
 
 def _check_offsets(offsets: np.ndarray, header: Header, path: Path) -> None:
+    """Raise SegmentFileError unless the blocks at these offsets lie in the file, and apart."""
     nbytes = header.layout.nbytes
     order = np.sort(offsets)
     apart = bool(np.all(np.diff(order) >= nbytes))  # u64: no wrap, the array is sorted

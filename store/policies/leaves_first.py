@@ -71,7 +71,12 @@ class LeavesFirst(Policy):
                 self._leaves.rank(parent, self._used[parent])
 
     def victims(self, now: float) -> Iterator[int]:
-        """Yield the leaves, coldest first, then inner blocks, each after its children."""
+        """Yield all known items, each once and each after all of its children; changes nothing.
+
+        First the leaves, the one used longest ago in front. Then inner blocks: of those whose children have
+        all been yielded, the one used longest ago, until none is left.
+        """
+        # labs:begin 3c
         refused: dict[int, int] = {}
         waiting: list[tuple[int, int]] = []  # a heap of (last use, item): all its children were refused
 
@@ -90,6 +95,7 @@ class LeavesFirst(Policy):
             _, item = heappop(waiting)
             yield item
             refuse(item)
+        # labs:end 3c
 
     def __len__(self) -> int:
         return len(self._used)

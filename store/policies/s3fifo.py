@@ -74,12 +74,22 @@ class S3FIFO(Policy):
                 self._ghost.popitem(last=False)
 
     def victims(self, now: float) -> Iterator[int]:
-        """Yield items of the small queue while it is too long, else of the main one.
+        """Yield all known items, each once. Items that move meanwhile stay where they are then.
 
-        An item that may not be evicted goes around again, like a used one. The paper evicts before it
-        inserts. If the caller inserts first, the newcomer comes last, and the small queue may be longer by
-        one.
+        The item in front of one queue is judged: that of the small queue while it has _small_places items or
+        more, else that of the main one. Where all items of one queue are done, those of the other are judged.
+
+            small, used more than once   goes to the back of the main queue and has no uses there
+            main, used                   goes to its back and has one use less
+            any other                    is yielded. If the caller asks for the next one, this one may not be
+                                         evicted: it is done, and goes to the back of its queue with its uses
+
+        Items that are done count in the length of their queue, and go to its back whenever they are in front.
+        The paper evicts before it inserts. If the caller has inserted first, there are more items than the
+        capacity. Then the newcomer is done from the beginning and yielded after all others, and the small
+        queue may have one item more if the newcomer is in it.
         """
+        # labs:begin 3d
         small, main = self._small, self._main
         refused = {self._newcomer} if len(self) > self.capacity else set()
         limit = self._small_places + len(refused & small.keys())
@@ -108,6 +118,7 @@ class S3FIFO(Policy):
                 main.move_to_end(item)
         if len(self) > self.capacity:
             yield self._newcomer
+        # labs:end 3d
 
     def __len__(self) -> int:
         return len(self._small) + len(self._main)

@@ -1,0 +1,255 @@
+"""3a: an object gets one range, or else the fewest holes that together hold it, largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mooncake_lite.labs.judging import Judge
+
+UNIT = 256
+"""The alignment, in bytes."""
+
+Step = tuple[str, int]
+Range = tuple[int, int]
+
+
+class After(msgspec.Struct):
+    """What one step got, and the free ranges after it.
+
+    read     entries of the books of free ranges that were read
+    raised   what a step said that could not be done
+    """
+
+    got: list[Range] | None
+    holes: list[Range]
+    read: int
+    raised: str
+
+
+def play(lab: Judge, steps: Sequence[Step], capacity: int, last: int = 2) -> list[After]:
+    """Play steps, and return what was seen after the last ones."""
+    inputs = {"capacity": capacity, "alignment": UNIT, "steps": steps, "last": last}
+    told_last = " and ".join(map(told, steps[-2:]))
+    seen = lab.ask("extents", inputs, list[After], called=f"{len(steps)} steps, the last ones {told_last}")
+    rows, before = [], [(0, capacity)]
+    for step, after in zip(steps[len(steps) - last :], seen):
+        if step[0] == "extents":
+            rows.append([told(step), drawn(before), "None" if after.got is None else drawn(after.got)])
+        before = after.holes
+    title = f"holes and extents as offset+size, in units of {UNIT} bytes"
+    columns = ["call", "holes before", "came back"]
+    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows[-20:]})
+    lab.expect(
+        seen[-1].raised or "no error",
+        "no error",
+        f"free() of each extent that a call returned, {len(steps)} steps",
+        "each extent is freed by itself, so its offset must be that of a range that was taken",
+    )
+    return seen
+
+
+def told(step: Step) -> str:
+    """The step as a message names it."""
+    return f"free what step {step[1]} got" if step[0] == "free" else f"{step[0]}({step[1]})"
+
+
+def drawn(ranges: Sequence[Range]) -> str:
+    """Ranges in units, as a table shows them."""
+    shown = [f"{offset // UNIT}+{size / UNIT:.3g}" for offset, size in ranges[:12]]
+    return " ".join(shown) + " ..." * (len(ranges) > len(shown)) or "none"
+
+
+def holes_of(sizes: Sequence[int]) -> tuple[list[Step], int]:
+    """Return (steps, capacity) of a segment whose free ranges have these sizes, in units, in this order.
+
+    A range of one unit stays taken between each two of them, and at the end.
+    """
+    steps: list[Step] = []
+    for size in sizes:
+        steps += [("fill", size * UNIT), ("fill", UNIT)]
+    return [*steps, *(("free", 2 * place) for place in range(len(sizes)))], UNIT * sum(
+        size + 1 for size in sizes
+    )
+
+
+def in_sizes(got: Sequence[Range] | None) -> list[int] | None:
+    """The sizes of extents."""
+    return None if got is None else [size for _, size in got]
+
+
+def expected_sizes(nbytes: int, holes: Sequence[Range]) -> list[int] | None:
+    """The sizes of the extents that the rule of the docstring gives."""
+    sizes = sorted(size for _, size in holes)
+    if -(-nbytes // UNIT) * UNIT > sum(sizes):
+        return None
+    found = []
+    while nbytes > sizes[-1]:
+        found.append(sizes.pop())
+        nbytes -= found[-1]
+    return [*found, nbytes]
+
+
+def left_of(holes: Sequence[Range], extents: Sequence[Range]) -> list[Range]:
+    """The free ranges that are left when extents were taken out of these holes."""
+    found = []
+    for begin, size in holes:
+        end = begin + size
+        for offset, nbytes in sorted(extents):
+            if begin <= offset < end:
+                found.append((begin, offset - begin))
+                begin = offset + -(-nbytes // UNIT) * UNIT
+        found.append((begin, end - begin))
+    return [(begin, size) for begin, size in found if size]
+
+
+def expect_rule(lab: Judge, nbytes: int, before: Sequence[Range], after: After) -> None:
+    """Compare one call of the region with the rule."""
+    called = f"allocate_extents({nbytes:,}) with holes of {[size for _, size in before]} bytes"
+    lab.expect(
+        in_sizes(after.got),
+        expected_sizes(nbytes, before),
+        f"{called} (sizes of the extents)",
+        "a whole largest hole is taken while nothing holds what is left, and then a range for the rest",
+    )
+    extents = after.got or []
+    lab.expect(
+        after.holes,
+        left_of(before, extents),
+        f"{called} (holes after it; the extents are {extents})",
+        "exactly the extents that are returned are taken, each from a hole of its own",
+    )
+
+
+def test_an_object_that_fits_into_a_hole_gets_one_range(lab: Judge) -> None:
+    sizes = lab.random.sample(range(2, 30), 6)
+    steps, capacity = holes_of(sizes)
+    nbytes = lab.random.randint(1, max(sizes)) * UNIT - lab.random.randrange(UNIT)
+    before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
+    expect_rule(lab, nbytes, before.holes, after)
+    fits = min(size for size in sizes if size * UNIT >= nbytes) * UNIT
+    (extent,) = after.got or [(-1, 0)]
+    lab.expect(
+        dict(before.holes).get(extent[0]),
+        fits,
+        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (size of its hole)",
+        "best fit: the smallest hole that holds it, so that large holes stay whole",
+    )
+
+
+def test_an_object_that_fits_nowhere_gets_the_fewest_holes_largest_first(lab: Judge) -> None:
+    sizes = lab.random.sample(range(4, 40), 8)
+    steps, capacity = holes_of(sizes)
+    largest = sorted(sizes, reverse=True)
+    nbytes = UNIT * sum(largest[:3]) - lab.random.randrange(1, UNIT)
+    before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
+    expect_rule(lab, nbytes, before.holes, after)
+    lab.expect(
+        len(after.got or []),
+        3,
+        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (number of extents)",
+        "no other choice of holes needs fewer extents than the largest holes",
+    )
+
+
+def test_the_rest_is_a_best_fit_again(lab: Judge) -> None:
+    small, middle, large = sorted(lab.random.sample(range(3, 9), 3))
+    sizes = [middle, large, small]
+    lab.random.shuffle(sizes)
+    steps, capacity = holes_of(sizes)
+    nbytes = UNIT * (large + small - 1) - lab.random.randrange(UNIT)
+    before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
+    expect_rule(lab, nbytes, before.holes, after)
+    lab.expect(
+        [dict(before.holes).get(offset) for offset, _ in after.got or []],
+        [UNIT * large, UNIT * small],
+        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (sizes of its holes)",
+        "the rest goes to the smallest hole that holds it, and not to the next largest",
+    )
+
+
+def test_only_the_last_extent_is_not_a_whole_number_of_units(lab: Judge) -> None:
+    sizes = lab.random.sample(range(1, 12), 5)
+    steps, capacity = holes_of(sizes)
+    nbytes = UNIT * sum(sizes) - lab.random.randrange(1, UNIT)
+    before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
+    expect_rule(lab, nbytes, before.holes, after)
+    lab.expect(
+        (sum(in_sizes(after.got) or [0]), [size % UNIT for size in in_sizes(after.got) or [0]][:-1]),
+        (nbytes, [0] * 4),
+        f"allocate_extents({nbytes}) of {UNIT * sum(sizes)} free bytes (bytes, odd bytes before the last)",
+        "the sizes add up to the bytes of the object, and only the end of the object is rounded up",
+    )
+
+
+def test_none_is_returned_only_when_too_few_bytes_are_free(lab: Judge) -> None:
+    sizes = lab.random.sample(range(1, 9), 4)
+    steps, capacity = holes_of(sizes)
+    free = UNIT * sum(sizes)
+    for nbytes in (free, free - UNIT + 1, free + 1, free + 10 * UNIT):
+        before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
+        expect_rule(lab, nbytes, before.holes, after)
+    lab.expect(
+        (after.got, after.holes),
+        (None, before.holes),
+        f"allocate_extents({nbytes}) of {free} free bytes (what came back, holes after it)",
+        "what does not fit takes nothing",
+    )
+
+
+def test_each_extent_is_freed_by_itself(lab: Judge) -> None:
+    sizes = lab.random.sample(range(1, 12), 6)
+    steps, capacity = holes_of(sizes)
+    steps.append(("extents", UNIT * sum(sizes) - lab.random.randrange(3 * UNIT)))
+    seen = play(lab, [*steps, ("free", len(steps) - 1)], capacity, last=3)
+    expect_rule(lab, steps[-1][1], seen[-3].holes, seen[-2])
+    lab.expect(
+        seen[-1].holes,
+        seen[-3].holes,
+        f"allocate_extents({steps[-1][1]}), and then free() of each of its extents (holes)",
+        "afterwards the holes are those that were there before",
+    )
+
+
+def test_a_random_history_follows_the_rule(lab: Judge) -> None:
+    capacity = 60 * UNIT
+    steps: list[Step] = []
+    alive: list[int] = []
+    free = capacity
+    padded: dict[int, int] = {}
+    for number in range(60):
+        if alive and (lab.random.random() < 0.45 or free < 4 * UNIT):
+            gone = alive.pop(lab.random.randrange(len(alive)))
+            steps.append(("free", gone))
+            free += padded[gone]
+            continue
+        nbytes = lab.random.randint(1, 10 * UNIT)
+        if (size := -(-nbytes // UNIT) * UNIT) <= free:
+            alive.append(number)
+            padded[number] = size
+            free -= size
+        steps.append(("extents", nbytes))
+    before = [(0, capacity)]
+    for step, after in zip(steps, play(lab, steps, capacity, last=len(steps))):
+        if step[0] == "extents":
+            expect_rule(lab, step[1], before, after)
+        before = after.holes
+
+
+def test_no_call_reads_all_holes(lab: Judge) -> None:
+    count, most = lab.size.holes, lab.size.extents
+    sizes = list(range(1, count + 1))
+    lab.random.shuffle(sizes)
+    steps, capacity = holes_of(sizes)
+    nbytes = UNIT * sum(range(count - most + 2, count + 1)) + UNIT * (count // 2) - 100
+    before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
+    # Two binary searches for each extent: for a hole that holds what is left, and to forget the size taken.
+    needed = 2 * most * count.bit_length() + 1
+    lab.cost(after.read, 2 * needed, needed=needed)
+    lab.expect(
+        in_sizes(after.got),
+        expected_sizes(nbytes, before.holes),
+        f"allocate_extents({nbytes:,}) with {count} holes of different sizes (sizes of the extents)",
+        "many holes are searched like few",
+    )

@@ -1,0 +1,288 @@
+"""The child's side of 3c and 3d: calls the policies with what the tests send, and tells what was seen.
+
+It runs beside a student's code, so it knows no expected value. Each call reaches the region of one task.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from contextlib import contextmanager
+from typing import Any
+
+from store.policies.contract import BlockFacts
+from store.policies.leaves_first import LeavesFirst
+from store.policies.s3fifo import S3FIFO
+from store.ranking import Ranking
+
+MOST_DRAWN = 16
+"""Items of a pool that `labs show` draws."""
+
+
+class Reads:
+    """Counts what a region reads while it runs, and nothing else.
+
+    walked   entries that a loop visits        asked   look-ups of one entry
+    """
+
+    def __init__(self) -> None:
+        self.walked = self.asked = 0
+        self.is_on = False
+
+    def walk(self) -> None:
+        """Count an entry of a loop."""
+        self.walked += self.is_on
+
+    def ask(self) -> None:
+        """Count a look-up."""
+        self.asked += self.is_on
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing."""
+        was_on, self.is_on = self.is_on, False
+        try:
+            yield
+        finally:
+            self.is_on = was_on
+
+
+class Watched(OrderedDict[Any, Any]):
+    """An ordered dictionary that tells what is read of it."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        super().__init__()
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            self.reads.walk()
+            yield key
+
+    def __reversed__(self) -> Any:
+        for key in super().__reversed__():
+            self.reads.walk()
+            yield key
+
+    def __getitem__(self, key: Any) -> Any:
+        self.reads.ask()
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self.reads.ask()
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Count a look-up."""
+        self.reads.ask()
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Count a look-up."""
+        self.reads.ask()
+        with self.reads.paused():
+            return super().pop(key, *default)
+
+    def popitem(self, last: bool = True) -> Any:
+        """Count a look-up."""
+        self.reads.ask()
+        with self.reads.paused():
+            return super().popitem(last)
+
+    def copy(self) -> Any:
+        """Return all entries."""
+        return OrderedDict(self.items())
+
+    def keys(self) -> Any:
+        """Return a view that asks this dictionary, as those of the next two methods do."""
+        return KeysView(self)
+
+    def values(self) -> Any:
+        """Return a view."""
+        return ValuesView(self)
+
+    def items(self) -> Any:
+        """Return a view."""
+        return ItemsView(self)
+
+
+class WatchedRanking(Ranking[int]):
+    """A ranking that tells what is read of it."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        super().__init__()
+
+    def ascending(self) -> Iterator[int]:
+        """Count each item that comes out."""
+        items = super().ascending()
+        while True:
+            with self.reads.paused():
+                found = list(itertools.islice(items, 1))
+            if not found:
+                return
+            self.reads.walk()
+            yield found[0]
+
+    def first(self) -> int:
+        """Count an item."""
+        self.reads.walk()
+        return super().first()
+
+    def key(self, item: int) -> Any:
+        """Count a look-up."""
+        self.reads.ask()
+        return super().key(item)
+
+    def __contains__(self, item: int) -> bool:
+        self.reads.ask()
+        return super().__contains__(item)
+
+    def __iter__(self) -> Iterator[int]:
+        for item in super().__iter__():
+            self.reads.walk()
+            yield item
+
+
+class SeenLeaves(LeavesFirst):
+    """The policy of 3c. Its region reads a tree and a ranking."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.reads = Reads()
+        self._parent, self._children, self._used = (Watched(self.reads) for _ in range(3))
+        self._leaves = WatchedRanking(self.reads)
+
+    @property
+    def steps(self) -> int:
+        """Return what was read."""
+        return self.reads.walked + self.reads.asked
+
+    def drawn(self) -> list[str]:
+        """Return the items from cold to hot: each after a slash after its parent."""
+        cold_first = sorted(self._used, key=lambda item: dict.__getitem__(self._used, item))
+        parents = [dict.__getitem__(self._parent, item) for item in cold_first]
+        return [
+            " ".join(
+                f"{item}" if parent is None else f"{parent}/{item}"
+                for item, parent in zip(cold_first, parents)
+            )
+        ]
+
+
+class SeenQueues(S3FIFO):
+    """The policy of 3d. Its region reads two queues."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.reads = Reads()
+        self._small, self._main = Watched(self.reads), Watched(self.reads)
+
+    @property
+    def steps(self) -> int:
+        """Return the larger of the counts: each of them is 1 for an item that is looked at."""
+        return max(self.reads.walked, self.reads.asked)
+
+    def drawn(self) -> list[str]:
+        """Return both queues, the oldest item first, with one * for each use."""
+        queues = self._small, self._main
+        return [" ".join(f"{item}{'*' * uses}" for item, uses in queue.items()) for queue in queues]
+
+
+Seen = SeenLeaves | SeenQueues
+
+
+def offered(policy: Seen) -> Iterator[int]:
+    """Yield what the region yields, and count what it reads."""
+    items = policy.victims(0.0)
+    while True:
+        policy.reads.is_on = True
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            policy.reads.is_on = False
+        yield item
+
+
+def evict(policy: Seen, held: set[int]) -> tuple[list[int], int | None]:
+    """Evict the first item that is not held; return (items that were passed, the victim)."""
+    passed = []
+    for item in itertools.islice(offered(policy), 2 * len(policy) + 2):
+        if item not in held:
+            policy.on_remove(item, evicted=True)
+            return passed, item
+        passed.append(item)
+    return passed, None
+
+
+def policy_of(name: str, capacity: int) -> Seen:
+    """Return the policy of a task."""
+    return SeenLeaves(capacity) if name == "leaves-first" else SeenQueues(capacity)
+
+
+def events(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Play events to a policy; tell what the region offered in steps that ask it.
+
+    Steps: ["insert", item, parent], ["use", item], ["delete", item], ["offer", most] which only looks,
+    ["evict", held items]. The history ends before a step that is not possible after a wrong victim.
+    """
+    policy = policy_of(inputs["policy"], inputs["capacity"])
+    seen = []
+    for verb, *more in inputs["steps"]:
+        if verb in ("insert", "use", "delete") and (verb == "insert") is (more[0] in list(policy)):
+            break
+        if verb == "insert":
+            policy.on_insert(more[0], BlockFacts(parent=more[1]), 0.0)
+        elif verb == "use":
+            policy.on_access(more[0], 0.0)
+        elif verb == "delete":
+            policy.on_remove(more[0], evicted=False)
+        else:
+            drawn = policy.drawn() if len(policy) <= MOST_DRAWN else []
+            victim = None
+            if verb == "offer":
+                items = list(itertools.islice(offered(policy), more[0]))
+            else:
+                items, victim = evict(policy, set(more[0]))
+            seen.append({"offered": items, "victim": victim, "drawn": drawn})
+    return seen
+
+
+def replay(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Play requests, each a list of blocks, to a policy. Tells victims, hits and what the region read.
+
+    insert_first   a new block comes in before another is evicted, as in `simulate cache`
+    held           blocks that may not be evicted
+    """
+    policy = policy_of(inputs["policy"], inputs["capacity"])
+    present: set[int] = set()
+    held = set(inputs["held"])
+    victims: list[int] = []
+    hits = 0
+
+    def make_room(most: int) -> None:
+        if len(present) > most:
+            _, victim = evict(policy, held)
+            if victim is not None:
+                present.discard(victim)
+                victims.append(victim)
+
+    for ids in inputs["requests"]:
+        for item, parent in zip(ids, [None, *ids]):
+            if item in present:
+                hits += 1
+                policy.on_access(item, 0.0)
+                continue
+            if not inputs["insert_first"]:
+                make_room(inputs["capacity"] - 1)
+            policy.on_insert(item, BlockFacts(parent=parent), 0.0)
+            present.add(item)
+            if inputs["insert_first"]:
+                make_room(inputs["capacity"])
+    return {"victims": victims, "hits": hits, "steps": policy.steps}
+
+
+CALLS = {"events": events, "replay": replay}
