@@ -90,7 +90,8 @@ class Plan:
         """Return how many requests are sent to live clusters."""
         runs = 1 + self.repeats + 2 * self.hard
         held_out = self.held_out * self.held_out_requests
-        return runs * self.requests + held_out + self.repeats * self.real
+        real = (2 * self.repeats + 1) * self.real // 2
+        return runs * self.requests + held_out + real
 
 
 QUICK = Plan(requests=40, repeats=1, hard=1, held_out=2, held_out_requests=20, simulated=4, real=0)
@@ -206,13 +207,17 @@ def real_ranks(model: Path, place: Path) -> Ranks:
 def real_rows(ranks: Ranks, plan: Plan, told: Callable[[], None]) -> list[Row]:
     """Play the first half of some requests, calibrate the profile on it, and predict the second half.
 
-    The halves take turns: the speed of a machine drifts from minute to minute.
+    A first run tells how fast the ranks are beside each other, and so which speed of the requests is the
+    usual load. Then the halves take turns: the speed of a machine drifts from minute to minute.
     """
     whole, half = conversation(plan.real, DIVIDE_REAL), plan.real // 2
-    first, second = (ranks.at(slice_of(whole, begin, half), USUAL) for begin in (0, half))
-    turns = [first, second] * plan.repeats
+    halves = [slice_of(whole, begin, half) for begin in (0, half)]
     with ranks.serve() as cluster:
-        lives = [ranks.live(cluster.port, part, number, told) for number, part in enumerate(turns)]
+        first = ranks.at(halves[0], USUAL)
+        ranks = with_times_of(ranks, first, [ranks.live(cluster.port, first, 0, told)])
+        first, second = (ranks.at(part, USUAL) for part in halves)
+        turns = enumerate([first, second] * plan.repeats, 1)
+        lives = [ranks.live(cluster.port, part, number, told) for number, part in turns]
     ranks = with_times_of(ranks, first, lives[::2])
     simulated = [ranks.simulate(second, seed) for seed in range(plan.simulated)]
     return compared("default model, held out", lives[1::2], simulated, REAL_GOALS)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -212,11 +213,22 @@ def _parts(result: Result) -> tuple[float, float, float]:
     return first_s, second_s - first_s, (last_s - second_s) / gaps
 
 
+HALVINGS, MOST_FACTOR = 14, 8.0
+"""Of the search for the time of prefill passes, and how far from the profile's it may be."""
+
+
 def with_times_of(ranks: Ranks, trace: Trace, lives: Sequence[Result]) -> Ranks:
-    """Return ranks whose passes take so long that a simulation comes to what live runs came to."""
-    wanted = {key: fmean(live[key]["mean"] for live in lives) for key in ("ttft_s", "tpot_s")}
-    for _ in range(ROUNDS):
-        found = ranks.simulate(trace)
-        prefill, decode = (wanted[key] / found[key]["mean"] for key in ("ttft_s", "tpot_s"))
-        ranks = replace(ranks, profile=scaled(ranks.profile, prefill**0.5, decode, 1.0))
-    return ranks
+    """Return ranks whose passes take so long that a simulation comes to what live runs came to.
+
+    Where prompts queue, the time to the first token grows many times faster than that of a pass, so that no
+    proportion finds it. It only grows, and halving does.
+    """
+    ttft_s, tpot_s = (fmean(live[key]["mean"] for live in lives) for key in ("ttft_s", "tpot_s"))
+    decode, low, high = 1.0, 1 / MOST_FACTOR, MOST_FACTOR
+    for _ in range(HALVINGS):
+        prefill = sqrt(low * high)
+        changed = replace(ranks, profile=scaled(ranks.profile, prefill, decode, 1.0))
+        found = changed.simulate(trace)
+        decode *= tpot_s / found["tpot_s"]["mean"]
+        low, high = (prefill, high) if found["ttft_s"]["mean"] < ttft_s else (low, prefill)
+    return changed
