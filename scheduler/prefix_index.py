@@ -32,6 +32,8 @@ Tier = Literal["dram", "ssd"]
 
 _TIERS: tuple[Tier, Tier] = ("dram", "ssd")
 
+_NO_COLUMNS = np.empty(0, np.int64)
+
 MOST_GONE = 0.8
 """Part of a run's keys that may be gone before it is split: a list of keys is at most five times too long."""
 
@@ -89,11 +91,27 @@ class Leading:
         return {node: length for node, length in zip(self._index.nodes, lengths) if length}
 
     def near_columns(self) -> np.ndarray:
-        """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`."""
+        """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`.
+
+        Run i of the prompt lies in `_places[i]`. It begins with block `_starts[i]` and ends where the next
+        run begins, the last one at `blocks`. A node counts until the first run that is not in its DRAM: what
+        it has after that is of no use. A set of nodes is an integer with 1 bit per column, and `_columns`
+        turns it into an index array. `columns()` of a run's places has the array of `nodes` ready. After a
+        run from which on no node counts, no other run is looked at.
+        """
+        # labs:begin 7a
         lengths = np.zeros(len(self._index.nodes), np.int64)
-        for alive, places, length in self._lengths():
-            lengths[places.columns() if places else _columns(alive)] = length
+        alive, columns = -1, _NO_COLUMNS
+        for places, end in zip(self._places, [*self._starts[1:], self.blocks]):
+            left = alive & places.nodes
+            if not left:
+                break
+            if left != alive:
+                columns = places.columns() if left == places.nodes else _columns(left)
+                alive = left
+            lengths[columns] = end
         return lengths
+        # labs:end 7a
 
     def near(self, node: int) -> int:
         """Return the number of leading blocks in DRAM of this node."""
@@ -103,23 +121,6 @@ class Leading:
     def among(self, nodes: int) -> int:
         """Return the leading blocks that are in DRAM of these nodes, each on any: 1 bit per node column."""
         return next((at for one, at in zip(self._places, self._starts) if not one.nodes & nodes), self.blocks)
-
-    def _lengths(self) -> Iterator[tuple[int, _Places | None, int]]:
-        """Yield (bits of nodes, the places with just these nodes if known, their leading blocks).
-
-        A node counts until the first block that it does not hold. Each set of nodes lies within the one
-        before it, and its length is greater, so the last length of a node is the right one.
-        """
-        if not self._places:
-            return
-        exact: _Places | None = self._places[0]
-        alive = self._places[0].nodes
-        for places, start in zip(self._places, self._starts):
-            left = alive & places.nodes
-            if left != alive:
-                yield alive, exact, start
-                alive, exact = left, places if left == places.nodes else None
-        yield alive, exact, self.blocks
 
 
 class PrefixIndex:
