@@ -32,8 +32,6 @@ Tier = Literal["dram", "ssd"]
 
 _TIERS: tuple[Tier, Tier] = ("dram", "ssd")
 
-_NO_COLUMNS = np.empty(0, np.int64)
-
 MOST_GONE = 0.8
 """Part of a run's keys that may be gone before it is split: a list of keys is at most five times too long."""
 
@@ -94,14 +92,15 @@ class Leading:
         """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`.
 
         Run i of the prompt lies in `_places[i]`. It begins with block `_starts[i]` and ends where the next
-        run begins, the last one at `blocks`. A node counts until the first run that is not in its DRAM: what
-        it has after that is of no use. A set of nodes is an integer with 1 bit per column, and `_columns`
-        turns it into an index array. `columns()` of a run's places has the array of `nodes` ready. After a
-        run from which on no node counts, no other run is looked at.
+        run begins, the last one at `blocks`. `nodes` of the places has a bit for each node that has the run
+        in DRAM: 1 << column. A node counts until the first run that it does not have. What it has after that
+        is of no use. `_columns` turns bits into an index array; `columns()` of places is the one of `nodes`,
+        which is kept for the next time. Lengths are a new array at each call.
         """
         # labs:begin 7a
         lengths = np.zeros(len(self._index.nodes), np.int64)
-        alive, columns = -1, _NO_COLUMNS
+        alive = -1  # every node
+        columns: np.ndarray
         for places, end in zip(self._places, [*self._starts[1:], self.blocks]):
             left = alive & places.nodes
             if not left:
