@@ -14,6 +14,9 @@ PREDICTED = 3
 UNIT_S = 1 / 64
 """Times of the cases are multiples of it, so that sums are exact in any order."""
 
+Terms = tuple[float, float, float, float]
+"""Of an instance: score, reused, transfer_s, prefill_s."""
+
 
 class Seen(msgspec.Struct):
     """The columns that rank() returned, and for how many rows it asked for a prediction."""
@@ -71,13 +74,13 @@ class Case:
         near_s, best_s = one.prefill_s(self.blocks, one.near), one.prefill_s(self.blocks, self.best)
         return one.fetch_s + best_s < near_s
 
-    def expected(self, one: Instance) -> tuple[float, float, float, float, bool]:
-        """Return score, reused, transfer_s, prefill_s and fetch of an instance."""
+    def expected(self, one: Instance) -> Terms:
+        """Return score, reused, transfer_s and prefill_s of an instance."""
         fetches = self.fetches(one)
         reused = self.best if fetches else one.near
         transfer_s = one.fetch_s if fetches else 0.0
         prefill_s = one.prefill_s(self.blocks, reused)
-        return one.queue_s + transfer_s + prefill_s, reused, transfer_s, prefill_s, reused == self.best
+        return one.queue_s + transfer_s + prefill_s, reused, transfer_s, prefill_s
 
     def told(self, row: int) -> str:
         one = self.instances[row]
@@ -90,16 +93,16 @@ class Case:
         )
 
 
-def rank(lab: Judge, case: Case) -> tuple[Seen, list[tuple[float, float, float, float, bool]]]:
-    """Rank a case. Returns what was seen, and (score, reused, transfer_s, prefill_s, fetch) of each row."""
+def rank(lab: Judge, case: Case) -> tuple[Seen, list[Terms]]:
+    """Rank a case. Returns what was seen, and the terms of each row."""
     seen = lab.ask(
         "rank", case.inputs(), Seen, f"rank() of {case.told(0)}, and {len(case.instances) - 1} more"
     )
-    came = list(zip(seen.score, seen.reused, seen.transfer_s, seen.prefill_s, seen.fetch))
+    came = list(zip(seen.score, seen.reused, seen.transfer_s, seen.prefill_s))
     rows = []
     for number, (one, of) in enumerate(zip(case.instances, came)):
         given = [str(number), str(one.near), f"{one.queue_s:g}", f"{one.fetch_s:g}"]
-        rows.append([*given, *(f"{value:g}" for value in of[:4]), str(of[4])])
+        rows.append([*given, *(f"{value:g}" for value in of), str(seen.fetch[number])])
     columns = [
         "instance",
         "near",
@@ -117,7 +120,7 @@ def rank(lab: Judge, case: Case) -> tuple[Seen, list[tuple[float, float, float, 
     return seen, came
 
 
-NAMES = "(score, reused, transfer_s, prefill_s, fetch)"
+NAMES = "(score, reused, transfer_s, prefill_s)"
 
 
 def expect_rows(lab: Judge, case: Case, breaks: str) -> None:
@@ -160,10 +163,11 @@ def test_a_prefix_that_is_just_threshold_times_as_long_is_not_fetched(lab: Judge
 
 
 def test_where_nothing_is_near_every_prefix_is_much_longer(lab: Judge) -> None:
-    blocks = lab.random.randint(1, 5)
-    case = Case(12, blocks, 0, threshold_of(lab), [Instance(0, seconds(lab), UNIT_S, 0.5) for _ in range(2)])
-    expect_rows(lab, case, "any best above 0 is more than threshold x 0")
-    case = Case(12, 0, 0, threshold_of(lab), [Instance(0, seconds(lab), UNIT_S, 0.5) for _ in range(2)])
+    instances = [Instance(0, seconds(lab), UNIT_S, 0.5) for _ in range(2)]
+    for best in (1, lab.random.randint(2, 5)):
+        case = Case(12, best, 0, threshold_of(lab), instances)
+        expect_rows(lab, case, "any best above 0 is more than threshold x 0")
+    case = Case(12, 0, 0, threshold_of(lab), instances)
     expect_rows(lab, case, "where the pool has nothing, nothing is fetched, and 0 of 0 blocks are reused")
 
 
@@ -199,6 +203,23 @@ def random_case(lab: Judge, count: int) -> Case:
         for _ in range(count)
     ]
     return Case(blocks, best, ssd, lab.random.choice([1.25, 1.5, 1.75, 2.0, 3.0]), instances)
+
+
+def test_the_column_fetch_is_true_where_the_longest_prefix_is_reused(lab: Judge) -> None:
+    best = lab.random.randint(20, 30)
+    instances = [Instance(near, seconds(lab), UNIT_S, 0.25) for near in (best, best - 1, 2, 0)]
+    instances.append(Instance(0, seconds(lab), 100.0, 0.25))
+    case = Case(best + 8, best, 0, threshold_of(lab), instances)
+    seen, _ = rank(lab, case)
+    for row, one in enumerate(instances):
+        reused = case.expected(one)[1]
+        lab.expect(
+            seen.fetch[row],
+            reused == best,
+            f"rank() of {case.told(row)} (fetch)",
+            f"{reused} blocks are reused; fetch tells whether these are all of the best prefix, also if they "
+            "are near",
+        )
 
 
 def test_random_views_get_the_terms_of_algorithm_1_row_by_row(lab: Judge) -> None:

@@ -229,12 +229,20 @@ def test_random_prefills_copy_what_a_plain_list_says(lab: Judge) -> None:
         seen = hot(lab, reads, threshold=threshold, times=times, remembered=remembered)
         for number, after in enumerate(seen):
             expected = model.read(*reads[number])
+            called = f"{told(reads, number)}; threshold {threshold:g}, times {times}, remembered {remembered}"
             lab.expect(
-                (after.hot, after.books),
-                (expected, model.books),
-                f"{told(reads, number)}; threshold {threshold:g}, times {times}, remembered {remembered} "
-                "(keys to copy, pairs in the books)",
-                "the docstring says which reads count, when a block is hot, and which pairs are forgotten",
+                after.hot,
+                expected,
+                f"{called} (keys to copy)",
+                "the docstring says which reads count, and when a block is hot",
+            )
+            pairs = list(zip(after.books, model.books))
+            wrong = next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
+            lab.expect(
+                (len(after.books), after.books[wrong : wrong + 3]),
+                (len(model.books), model.books[wrong : wrong + 3]),
+                f"{called} (pairs in the books; from number {wrong} on: key, node, time, reads)",
+                "the docstring says which reads count, when a pair leaves the books, and which are forgotten",
             )
 
 

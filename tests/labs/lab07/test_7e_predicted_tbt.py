@@ -61,7 +61,8 @@ class Case:
 
     def told(self) -> str:
         held = f"; held: {' '.join(self.held)} with {self.held_sequences} sequences" if self.held else ""
-        stairs = ", ".join(f"{count} from {ms(from_s)}" for from_s, count in self.stairs)
+        stairs = ", ".join(f"{count} from {ms(from_s)}" for from_s, count in self.stairs[-5:])
+        stairs = "... " * (len(self.stairs) > 5) + stairs
         return (
             f"tbt_s() of request {self.request_id!r}, n={self.n}; limit {ms(self.slo_tbt_s)}; TBT is "
             f"{ms(self.terms[0])} alone and {ms(self.terms[1])} more for each other; {self.running} decode "
