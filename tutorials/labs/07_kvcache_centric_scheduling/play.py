@@ -58,8 +58,9 @@ def forms(trace: Path) -> list[dict[str, Any]]:
         ]
         rate = len(outcome.records) / max(one.arrived_s for one in outcome.records)
         goodput = rate * outcome.share_within(TTFT_S, USERS_TBT_S)
+        name = f"{form}: " * bool(told)  # the line begins with the name of the first row
         told.append(
-            f"{form}: goodput {goodput:.2f} requests/s, decode load {mean(loads):.2f} +- {pstdev(loads):.2f}"
+            f"{name}goodput {goodput:.2f} requests/s, decode load {mean(loads):.2f} +- {pstdev(loads):.2f}"
         )
         seen.append(shown(f"long prompts, {form}", outcome))
     seen[0]["said"] = "; ".join(told)
