@@ -46,7 +46,7 @@ class KVCacheCentric:
         # labs:begin 7b
         near, best = view.near, view.best
         near_s, best_s = view.prefill_s(near), view.prefill_s(best)
-        may_fetch = (best > self.threshold * near) | (best - near <= view.pool.ssd_blocks)
+        may_fetch = (self.threshold * near < best) | (near >= best - view.pool.ssd_blocks)
         fetches = may_fetch & (view.fetch_s + best_s < near_s)
         reused = np.where(fetches, best, near)
         transfer_s = np.where(fetches, view.fetch_s, 0.0)
