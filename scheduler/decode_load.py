@@ -84,11 +84,15 @@ class DecodeLoad:
         self._of[request_id] = entry
 
     def sequences(self, at: float, now: float, tbt_s: float) -> int:
-        """Predict how many sequences will decode at a time: those that begin by then, less those that end.
+        """Predict how many sequences will decode at a time, which is not before now.
 
-        A sequence ends t_d after it began: `answer_tokens` steps of tbt_s. One that should have ended by now
-        ends after the mean excess of long answers. One that should have begun by now begins now.
+        A sequence decodes at a time if it begins by then (at that time, too) and does not end by then. It
+        ends t_d after it began: `answer_tokens` steps of tbt_s. There are two exceptions. One that decodes
+        now and should have ended by now ends after the mean excess of long answers: `_excess.value` steps
+        from now, or 0 if no excess is measured. One that should have begun by now begins now. Before the
+        first answer nothing is known of t_d, and no sequence ends.
         """
+        # labs:begin 7d
         come = bisect_right(self._expected, at) + len(self._begun)
         if self.answer_tokens is None:
             return come
@@ -100,6 +104,7 @@ class DecodeLoad:
         if at - now < excess * tbt_s:
             ended -= bisect_right(self._begun, now - t_d)
         return come - ended
+        # labs:end 7d
 
     def check(self, sequences: int) -> None:
         """Assert that the times are those of the requests, which have so many sequences."""

@@ -55,11 +55,18 @@ class HotSpots:
         return len(self._reads)
 
     def on_read(self, node: int, keys: Sequence[int], near: Sequence[bool], now: float) -> list[int]:
-        """Count a prefill's reads on `node`. Returns the keys to copy there.
+        """Count a prefill's reads on `node`. Returns the keys to copy there, front to back.
 
         keys   of the prefix' blocks, front to back
         near   whether each one is read from DRAM of that node
+
+        The near prefix is the leading blocks that are near. Unless `keys` are more than `_threshold` times
+        as many, no read counts. Otherwise each block that is not near is read once more by `node` now:
+        `_count` notes that. A block is hot with its `_times`-th read. Its pair is then forgotten, so that it
+        counts from 0 again. At the end, the pairs not read for longest are forgotten until `_remembered` are
+        left.
         """
+        # labs:begin 7c
         near_len = next((index for index, is_near in enumerate(near) if not is_near), len(near))
         if len(keys) <= self._threshold * near_len:
             return []
@@ -71,6 +78,7 @@ class HotSpots:
         while len(self._reads) > self._remembered:
             self._reads.popitem(last=False)
         return hot
+        # labs:end 7c
 
     def _count(self, key: int, node: int, now: float) -> int:
         """Count a read, and return the number of reads within the window."""

@@ -89,11 +89,28 @@ class Leading:
         return {node: length for node, length in zip(self._index.nodes, lengths) if length}
 
     def near_columns(self) -> np.ndarray:
-        """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`."""
+        """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`.
+
+        Run i of the prompt lies in `_places[i]`. It begins with block `_starts[i]` and ends where the next
+        run begins, the last one at `blocks`. `nodes` of the places has a bit for each node that has the run
+        in DRAM: 1 << column. A node counts until the first run that it does not have. What it has after that
+        is of no use. `_columns` turns bits into an index array; `columns()` of places is the one of `nodes`,
+        which is kept for the next time. Lengths are a new array at each call.
+        """
+        # labs:begin 7a
         lengths = np.zeros(len(self._index.nodes), np.int64)
-        for alive, places, length in self._lengths():
-            lengths[places.columns() if places else _columns(alive)] = length
+        alive = -1  # every node
+        columns: np.ndarray
+        for places, end in zip(self._places, [*self._starts[1:], self.blocks]):
+            left = alive & places.nodes
+            if not left:
+                break
+            if left != alive:
+                columns = places.columns() if left == places.nodes else _columns(left)
+                alive = left
+            lengths[columns] = end
         return lengths
+        # labs:end 7a
 
     def near(self, node: int) -> int:
         """Return the number of leading blocks in DRAM of this node."""
@@ -103,23 +120,6 @@ class Leading:
     def among(self, nodes: int) -> int:
         """Return the leading blocks that are in DRAM of these nodes, each on any: 1 bit per node column."""
         return next((at for one, at in zip(self._places, self._starts) if not one.nodes & nodes), self.blocks)
-
-    def _lengths(self) -> Iterator[tuple[int, _Places | None, int]]:
-        """Yield (bits of nodes, the places with just these nodes if known, their leading blocks).
-
-        A node counts until the first block that it does not hold. Each set of nodes lies within the one
-        before it, and its length is greater, so the last length of a node is the right one.
-        """
-        if not self._places:
-            return
-        exact: _Places | None = self._places[0]
-        alive = self._places[0].nodes
-        for places, start in zip(self._places, self._starts):
-            left = alive & places.nodes
-            if left != alive:
-                yield alive, exact, start
-                alive, exact = left, places if left == places.nodes else None
-        yield alive, exact, self.blocks
 
 
 class PrefixIndex:

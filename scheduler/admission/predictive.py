@@ -29,7 +29,19 @@ class Predictive(Early):
     def tbt_s(
         self, state: State, request: Request, placement: Placement | None, ttft: float, now: float
     ) -> float:
-        """Predict TBT when the first token comes. Requests that are held begin before one that is new."""
+        """Predict the mean TBT of the decode instances when the first token comes, `ttft` from now.
+
+        TBT is the first of the `mean_tbt_terms`, plus the second for each other sequence. The others are
+        those that `decode_load` predicts for that time, plus `held.sequences` for a new request: requests
+        that are held begin before it. For one that is held itself (`in state.held`), none are added.
+        The others are at most the `decode_slots` that the request's own `n` leaves, and at least 0.
+
+        Predicting the load needs a TBT, which depends on the load. The search begins at the larger of
+        `slo_tbt_s` and TBT with those that decode now (`running`), also where these exceed the slots. Each
+        step predicts the load with the TBT that the step before found. The search ends with the first step
+        that finds no lower TBT, and after STEPS steps at the latest. Returns what the last step found.
+        """
+        # labs:begin 7e
         alone_s, other_s = mean_tbt_terms(state, request)
         load, at = state.decode_load, now + ttft
         held = 0 if request.request_id in state.held else state.held.sequences
@@ -42,3 +54,4 @@ class Predictive(Early):
                 return found_s
             tbt_s = found_s
         return tbt_s
+        # labs:end 7e

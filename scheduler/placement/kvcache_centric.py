@@ -33,12 +33,23 @@ class KVCacheCentric:
         self.threshold = threshold
 
     def rank(self, view: View) -> Ranked:
-        """Score: predicted seconds to the first token."""
+        """Rank every instance by its predicted seconds to the first token: queue, transfer and prefill.
+
+        An instance fetches the longest prefix if two things hold. First, `best` is more than `threshold`
+        times `near`, or the instance lacks at most as many blocks as lie on SSD alone (`pool.ssd_blocks`).
+        Second, fetching and then computing the rest is faster than computing all that follows `near`. It then
+        reuses `best` blocks, and `fetch_s` is its transfer. Otherwise it reuses `near` blocks without one.
+
+        The `fetch` of the result is true where `reused` is `best`, also if nothing is fetched now: there may
+        be more of the prefix when the prefill begins.
+        """
+        # labs:begin 7b
         near, best = view.near, view.best
         near_s, best_s = view.prefill_s(near), view.prefill_s(best)
-        is_longer = (near < best / self.threshold) | (near >= best - view.pool.ssd_blocks)
-        fetch = is_longer & (view.fetch_s + best_s < near_s)
-        transfer_s, prefill_s = np.where(fetch, view.fetch_s, 0.0), np.where(fetch, best_s, near_s)
-        reused = np.where(fetch, best, near)
-        may_fetch = reused == best  # also where nothing is fetched now: there may be when the prefill begins
-        return Ranked(view.queue_s + transfer_s + prefill_s, reused, transfer_s, prefill_s, may_fetch)
+        may_fetch = (self.threshold * near < best) | (near >= best - view.pool.ssd_blocks)
+        fetches = may_fetch & (view.fetch_s + best_s < near_s)
+        reused = np.where(fetches, best, near)
+        transfer_s = np.where(fetches, view.fetch_s, 0.0)
+        prefill_s = np.where(fetches, best_s, near_s)
+        return Ranked(view.queue_s + transfer_s + prefill_s, reused, transfer_s, prefill_s, reused == best)
+        # labs:end 7b
