@@ -22,9 +22,13 @@ FORMS = ("none", "after-prefill", "early-rejection", "predictive")
 RATE = 4.0
 """Requests per second: nearly twice what the one decode node can serve within the limit on TBT."""
 
+STEP_S, TBT_S = 0.05, 0.1
+"""What admission may let a mean step take, and the limit that goodput counts with, on the mean of a request's
+slowest tenth of gaps. These have to wait for the KV of others that arrives, which no step does."""
+
 
 def _goodput(experiment: Experiment, outcome: Outcome) -> float:
-    return experiment.rate * experiment.share_within(outcome)
+    return experiment.rate * outcome.share_within(experiment.cluster.ttft_s, TBT_S)
 
 
 def _decode_loads(outcome: Outcome) -> list[float]:
@@ -66,7 +70,7 @@ def experiment_of(profile: Profile, prefills: int, decodes: int, requests: int, 
         documents=3_000, document_tokens=(20_000, 60_000), answer_tokens=100, spread=0.3, turns=1.0
     )
     nodes = {"prefill": prefills, "decode": decodes}
-    cluster = Cluster(profile=profile, nodes=nodes, tbt_s=0.05, margin=0.85)
+    cluster = Cluster(profile=profile, nodes=nodes, tbt_s=STEP_S, margin=0.85)
     return Experiment(cluster=cluster, requests=requests, mix=mix, rate=rate)
 
 
