@@ -19,7 +19,7 @@ def made_requests(draw: random.Random, requests: int, prompt_tokens: int) -> lis
         tokens = prompt_tokens + draw.randint(0, 200) if long else draw.randint(10, 60)
         answer = draw.randint(4, 12) if long else draw.randint(20, 60)
         made.append({"at_s": round(at, 3), "prompt_tokens": SYSTEM_TOKENS + tokens, "answer_tokens": answer})
-        at += draw.expovariate(2.0)
+        at += draw.expovariate(3.0)
     return made
 
 

@@ -229,9 +229,9 @@ def test_random_lines_begin_as_the_rules_say(lab: Judge) -> None:
         rank = Rank(lab, 60, **limits)
         for number in range(lab.random.randint(0, 4)):
             pages = lab.random.randint(1, 4)
-            rank.add("running", f"r{number}", lab.random.choice([rank.full, rank.roomy])(pages))
+            rank.add("running", f"old{number}", lab.random.choice([rank.full, rank.roomy])(pages))
         for number in range(lab.random.randint(0, 2)):
-            rank.add("prefilling", f"p{number}", 30, branches=lab.random.randint(1, 2))
+            rank.add("prefilling", f"prompt{number}", 30, branches=lab.random.randint(1, 2))
         for name in names(lab, 8):
             tokens = lab.random.randint(1, 14 * rank.page_tokens)
             rank.add("waiting", name, tokens, branches=lab.random.choice([1, 1, 2, 3]))
@@ -244,7 +244,7 @@ def test_those_that_must_wait_anyway_are_not_looked_at(lab: Judge) -> None:
     size = lab.size
     rank = Rank(lab, size.free_tokens // size.page_tokens + 3 * size.answers)
     for number in range(size.answers):
-        rank.add("running", f"r{number}", rank.full(3))
+        rank.add("running", f"old{number}", rank.full(3))
     for name in names(lab, size.line):
         rank.add("waiting", name, size.prompt_tokens)
     called = f"next_admissions(): {size.line} jobs of {size.prompt_tokens} tokens, {len(rank.free)} free pages"

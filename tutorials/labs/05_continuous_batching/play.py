@@ -6,9 +6,10 @@ Run by `mooncake-lite labs run 5`, once with the student's tree and once with th
 
 Prints a list of `Played` (mooncake_lite/labs/playing.py) as JSON. For the figures of the report:
 
-    python play.py DATA/requests.jsonl whole 16 32 64 > tokens.csv
+    python play.py DATA/requests.jsonl whole 16 32 64 64:56 > tokens.csv
 
-It prints every token under each of these budgets. A forward pass takes the time that a formula gives.
+It prints every token under each of these budgets; 64:56 is a budget of 64 tokens on a rank with 56 pages. A
+forward pass takes the time that a formula gives.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from scheduler.instance.step import Result
 
 PASS_S, TOKEN_S = 0.02, 0.0015
 """Of a forward pass: reading the weights, and each of its tokens."""
-PAGES, PAGE_TOKENS, BLOCK_TOKENS = 96, 16, 64
+PAGES, FEW_PAGES, PAGE_TOKENS, BLOCK_TOKENS = 200, 56, 16, 64
 PREFILLS = 2
 SYSTEM_TOKENS = 32
 WHOLE = "whole"
@@ -81,12 +82,17 @@ def prompt_of(number: int, tokens: int) -> list[int]:
 
 def drawn(step: Step) -> list[int]:
     """Draw the next tokens. They depend on the sequence alone, as those of a model do."""
-    return [(31 * len(draw.token_ids) + draw.token_ids[SYSTEM_TOKENS]) % 997 for each in step.chunks for draw in each.draws]
+    return [
+        (31 * len(draw.token_ids) + draw.token_ids[SYSTEM_TOKENS]) % 997
+        for chunk in step.chunks
+        for draw in chunk.draws
+    ]
 
 
-def play(requests: list[dict[str, Any]], limits: Limits) -> Played:
+def play(requests: list[dict[str, Any]], setting: str) -> Played:
     """Serve the requests on one rank."""
-    pages = Pages(PAGES, PAGE_TOKENS)
+    limits, num_pages = rank_of(setting)
+    pages = Pages(num_pages, PAGE_TOKENS)
     prefix = new_prefix_cache("radix", pages, BLOCK_TOKENS)
     state = State(DUTIES, pages, Staging(0, 0), BLOCK_TOKENS, limits, prefix=prefix)
     state.next_key = lambda salt, parent, tokens: hash((salt, parent, *tokens))
@@ -126,15 +132,18 @@ def note(
         played.preempted += 1
         name, attempt = outcome.job.request_id, outcome.job.attempt + 1
         most = requests[int(name)]["answer_tokens"]
-        job = Job(name, attempt, DUTIES, list(outcome.token_ids), outcome.answered, most, 1 << 20, salt=b"class")
+        tokens = list(outcome.token_ids)
+        job = Job(name, attempt, DUTIES, tokens, outcome.answered, most, 1 << 20, salt=b"class")
         on(state, Arrived(job), now)
 
 
-def limits_of(budget: str) -> Limits:
-    """Return the limits of a rank that has this budget, or no chunks."""
+def rank_of(setting: str) -> tuple[Limits, int]:
+    """Return the limits and the pages of a rank: of "whole", "64" or "64:56"."""
+    budget, _, pages = setting.partition(":")
+    num_pages = int(pages or PAGES)
     if budget == WHOLE:
-        return Limits(1 << 20, prefills=PREFILLS, chunked=False)
-    return Limits(int(budget), prefills=PREFILLS)
+        return Limits(1 << 20, prefills=PREFILLS, chunked=False), num_pages
+    return Limits(int(budget), prefills=PREFILLS), num_pages
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -142,32 +151,41 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def table(path: Path, budgets: list[str]) -> None:
-    """Print every token under each of these budgets."""
-    print("budget,request,index,seconds,pass_tokens")
-    for budget in budgets:
-        for number, index, seconds, size in play(read(path), limits_of(budget)).rows_in_order:
-            print(f"{budget},{number},{index},{seconds:.4f},{size}")
+def table(path: Path, settings: list[str]) -> None:
+    """Print every token under each of these settings."""
+    print("setting,request,index,seconds,pass_tokens")
+    for setting in settings:
+        for number, index, seconds, size in play(read(path), setting).rows_in_order:
+            print(f"{setting},{number},{index},{seconds:.4f},{size}")
 
 
 def summary(data: Path, sizes: dict[str, int]) -> None:
     """Print what `labs run` shows."""
-    seen = []
-    budget = sizes["budget"]
-    for name, setting in (("whole prompts", WHOLE), (f"chunks, budget {budget}", str(budget))):
-        played = play(read(data / "requests.jsonl"), limits_of(setting))
+    requests, budget = read(data / "requests.jsonl"), sizes["budget"]
+    settings = {
+        "whole prompts": WHOLE,
+        f"chunks, budget {budget}": f"{budget}",
+        f"the same, {FEW_PAGES} pages": f"{budget}:{FEW_PAGES}",
+    }
+    rows: list[dict[str, Any]] = []
+    said = []
+    for name, setting in settings.items():
+        played = play(requests, setting)
         tokens = [token for number in sorted(played.answers) for token in played.answers[number]]
-        use = statistics.mean(played.passes)
-        said = f"{name}: passes with prompts have {use:.0f} tokens on average, {max(played.passes)} at most."
+        mean, most = statistics.mean(played.passes), max(played.passes)
+        said.append(
+            f"{name}: a pass with tokens of prompts has {mean:.0f} tokens on average, {most} at most; "
+            f"{played.preempted} jobs were preempted."
+        )
         for what, seconds in (
-            ("longest gap", max(played.gaps)),
+            ("longest gap between tokens", max(played.gaps)),
             ("median gap", statistics.median(played.gaps)),
-            ("mean time to first token", statistics.mean(played.first_tokens)),
+            ("mean time to the first token", statistics.mean(played.first_tokens)),
         ):
             row = {"what": f"{name}: {what}", "tokens": tokens, "reused": played.reused, "seconds": seconds}
-            seen.append({**row, "said": said})
-    seen[0]["said"] += " " + seen[-1]["said"]
-    print(json.dumps(seen))
+            rows.append({**row, "said": ""})
+    rows[0]["said"] = " ".join(said)
+    print(json.dumps(rows))
 
 
 def main() -> None:
