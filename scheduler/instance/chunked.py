@@ -17,8 +17,8 @@ def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
         wanted   tokens that each prompt still needs, at least 1 each; not changed
 
     No prompt gets more than it needs, and what a short prompt leaves over goes to the longer ones. The whole
-    budget is used if the prompts need as much. A short prompt therefore never waits for all of a long one, and
-    each of n prompts gets at least budget // n tokens per iteration as long as it needs them.
+    budget is used if the prompts need as much. A short prompt therefore never waits for all of a long one,
+    and each of n prompts gets at least budget // n tokens per iteration as long as it needs them.
 
     Prompts that get less than they need get equally much. Where that does not come out even, some of them get
     one token more than the others, no matter which.

@@ -1,4 +1,4 @@
-"""The made-up requests of a class: chats that are read while they are written, and now and then a long prompt."""
+"""The made-up requests of a class: chats that are read while they are written, and some long prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books of a rank, written by hand: tasks in their stages, and the pages of each. drive.py builds them."""
+"""The books of a rank, written by hand: tasks in their stages, with their pages. drive.py builds them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ class Rank:
 def kept(lab: Judge, changed: bool, called: str) -> None:
     """The region has only chosen."""
     before = "as before"
-    lab.expect("changed" if changed else before, before, f"{called} (the books)", "it chooses; it changes nothing")
+    lab.expect(
+        "changed" if changed else before, before, f"{called} (the books)", "it chooses; it changes nothing"
+    )
 
 
 def names(lab: Judge, count: int) -> list[str]:

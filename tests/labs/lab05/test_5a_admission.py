@@ -32,7 +32,9 @@ def admit(lab: Judge, rank: Rank, called: str) -> Seen:
     began = {each.job: each for each in seen.admissions}
     rows = []
     for name, job in waiting.items():
-        needed = f"{pages_of(job['tokens'], rank.page_tokens)} pages, {job['branches']} sequences, {job['duty']}"
+        needed = (
+            f"{pages_of(job['tokens'], rank.page_tokens)} pages, {job['branches']} sequences, {job['duty']}"
+        )
         how = f"begins with {len(began[name].pages)} pages" if name in began else "waits"
         rows.append([name, needed, how])
     running = len(rank.stages["running"])
@@ -98,7 +100,9 @@ def test_the_next_pages_of_the_running_batch_remain(lab: Judge) -> None:
             rank.add("running", f"roomy{number}", rank.roomy(2))
         rank.add("waiting", "new", wanted * rank.page_tokens)
         free = len(rank.free)
-        called = f"next_admissions(): {free} free pages, {tight} of {tight + batch} running sequences need a page"
+        called = (
+            f"next_admissions(): {free} free pages, {tight} of {tight + batch} running sequences need a page"
+        )
         lab.expect(
             begun(admit(lab, rank, f"{called}, and new needs {wanted}")),
             ["new"] if not spare else [],
@@ -117,7 +121,9 @@ def test_at_most_so_many_prompts_are_in_progress(lab: Judge) -> None:
     rank.stages["waiting"].insert(1, rank.stages["waiting"].pop())
     rank.stages["waiting"][1] |= {"duty": "decode", "tokens": 9}
     order = [job["name"] for job in rank.stages["waiting"]]
-    called = f"next_admissions(): prefills={most}, one prompt is in progress, {order[1]} of the line only decodes"
+    called = (
+        f"next_admissions(): prefills={most}, one prompt is in progress, {order[1]} of the line only decodes"
+    )
     lab.expect(
         begun(admit(lab, rank, called)),
         order[:most],
@@ -135,9 +141,13 @@ def test_at_most_so_many_sequences_are_active(lab: Judge) -> None:
     for name, count in ((first, 1), (second, branches), (third, 1)):
         rank.add("waiting", name, 20, branches=count)
     active = branches + 1
-    called = f"next_admissions(): sequences={2 * branches + 2}, {active} active; 1, {branches} and 1 more wait"
+    called = (
+        f"next_admissions(): sequences={2 * branches + 2}, {active} active; 1, {branches} and 1 more wait"
+    )
     expected = [first, second]
-    lab.expect(begun(admit(lab, rank, called)), expected, called, "each answer of a job is a sequence of its own")
+    lab.expect(
+        begun(admit(lab, rank, called)), expected, called, "each answer of a job is a sequence of its own"
+    )
     rank.limits["sequences"] -= 1
     called = called.replace(f"={2 * branches + 2}", f"={2 * branches + 1}")
     expected = [first]
@@ -160,7 +170,7 @@ def test_pages_that_hold_its_leading_tokens_are_shared(lab: Judge) -> None:
     begins = rank.cache(3)
     shared = pages_of(begins, rank.page_tokens)
     rank.add("waiting", "new", begins + 4 * rank.page_tokens, begins=begins)
-    called = f"next_admissions(): {shared} pages hold the first tokens of new, which needs {shared + 4}; 4 are free"
+    called = f"next_admissions(): {shared} pages hold first tokens of new, which needs {shared + 4}; free: 4"
     seen = admit(lab, rank, called)
     lab.expect(begun(seen), ["new"], called, "shared pages need not be free")
     (new,) = seen.admissions
@@ -188,7 +198,12 @@ def test_one_job_at_a_time_loads_blocks_from_the_pool(lab: Judge) -> None:
         "one job loads at a time, so the next one that would load waits",
     )
     rank.add("loading", "old", block, load=1)
-    lab.expect(begun(admit(lab, rank, called)), [first], f"{called}, and another job loads", "one job loads at a time")
+    lab.expect(
+        begun(admit(lab, rank, called)),
+        [first],
+        f"{called}, and another job loads",
+        "one job loads at a time",
+    )
 
 
 def test_a_prefetch_never_holds_up_others(lab: Judge) -> None:
@@ -236,8 +251,12 @@ def test_random_lines_begin_as_the_rules_say(lab: Judge) -> None:
             tokens = lab.random.randint(1, 14 * rank.page_tokens)
             rank.add("waiting", name, tokens, branches=lab.random.choice([1, 1, 2, 3]))
         line = [(job["name"], job["tokens"], job["branches"]) for job in rank.stages["waiting"]]
-        called = f"next_admissions(): {len(rank.free)} free pages, {limits}, line (job, tokens, answers): {line}"
-        lab.expect(begun(admit(lab, rank, called)), modelled(rank), called, "the rules of the docstring, in turn")
+        called = (
+            f"next_admissions(): {len(rank.free)} free pages, {limits}, line (job, tokens, answers): {line}"
+        )
+        lab.expect(
+            begun(admit(lab, rank, called)), modelled(rank), called, "the rules of the docstring, in turn"
+        )
 
 
 def test_those_that_must_wait_anyway_are_not_looked_at(lab: Judge) -> None:
@@ -247,7 +266,9 @@ def test_those_that_must_wait_anyway_are_not_looked_at(lab: Judge) -> None:
         rank.add("running", f"old{number}", rank.full(3))
     for name in names(lab, size.line):
         rank.add("waiting", name, size.prompt_tokens)
-    called = f"next_admissions(): {size.line} jobs of {size.prompt_tokens} tokens, {len(rank.free)} free pages"
+    called = (
+        f"next_admissions(): {size.line} jobs of {size.prompt_tokens} tokens, {len(rank.free)} free pages"
+    )
     seen = admit(lab, rank, called)
     expected = modelled(rank)
     lab.cost(seen.looked, 2 * len(expected) + 2, needed=len(expected) + 1)

@@ -90,7 +90,9 @@ def test_prompts_get_what_the_running_batch_leaves(lab: Judge) -> None:
     rank.add("prefilling", "short", first + 5, computed=5)
     rank.add("prefilling", "long", lab.size.prompt_tokens)
     rank.add("prefilling", "last", lab.size.prompt_tokens)
-    called = f"next_batch(): budget {rank.limits['tokens']}, {lab.size.answers} running; short needs {first} more"
+    called = (
+        f"next_batch(): budget {rank.limits['tokens']}, {lab.size.answers} running; short needs {first} more"
+    )
     seen = batch(lab, rank, called)
     lab.expect(
         seen.sizes,
@@ -192,7 +194,9 @@ def test_without_chunks_a_prompt_is_computed_whole(lab: Judge) -> None:
     rank = Rank(lab, 400, chunked=False)
     expected = answers(rank, lab.size.answers)
     rank.add("prefilling", "prompt", lab.size.prompt_tokens)
-    called = f"next_batch(): chunked=False, budget {rank.limits['tokens']}, a prompt of {lab.size.prompt_tokens}"
+    called = (
+        f"next_batch(): chunked=False, budget {rank.limits['tokens']}, a prompt of {lab.size.prompt_tokens}"
+    )
     lab.expect(
         batch(lab, rank, called).sizes,
         [*expected, ("prompt", lab.size.prompt_tokens)],
@@ -207,7 +211,9 @@ def test_prompts_that_may_not_be_computed_have_no_chunk(lab: Judge) -> None:
     rank.add("prefilling", "failed", 40, problem="a transfer failed")
     rank.add("prefilling", "good", 10)
     called = "next_batch(): the first prompt has failed"
-    lab.expect(batch(lab, rank, called).sizes, [*expected, ("good", 10)], called, "_prompts lists those that may")
+    lab.expect(
+        batch(lab, rank, called).sizes, [*expected, ("good", 10)], called, "_prompts lists those that may"
+    )
     rank.limits["overlaps"] = False
     rank.add("storing", "stores", 10)
     called += ", and prompts must wait while blocks are stored"
@@ -221,15 +227,22 @@ def test_a_prompt_ends_in_time_and_every_answer_gets_a_token_from_each_pass(lab:
     rank.add("prefilling", "prompt", size.prompt_tokens)
     needed = ceil(size.prompt_tokens / (size.budget - size.answers))
     inputs = rank.inputs(most=2 * needed)
-    called = f"next_batch() until the prompt of {size.prompt_tokens} is computed, beside {size.answers} answers"
+    called = (
+        f"next_batch() until the prompt of {size.prompt_tokens} is computed, beside {size.answers} answers"
+    )
     seen = lab.ask("passes", inputs, list[dict[str, int]], called)
-    rows = [[str(number + 1), str(sum(each.values())), str(each.get("prompt", 0))] for number, each in enumerate(seen)]
+    rows = [
+        [str(number + 1), str(sum(each.values())), str(each.get("prompt", 0))]
+        for number, each in enumerate(seen)
+    ]
     title = f"passes with a budget of {size.budget} tokens"
     lab.trace({"kind": "table", "title": title, "columns": ["pass", "tokens", "of the prompt"], "rows": rows})
     lab.cost(len(seen), needed)
     lab.expect(len(seen), needed, f"{called} (passes)", "each pass but the last one uses the whole budget")
     for number, each in enumerate(seen):
-        lab.at_most(sum(each.values()), size.budget, f"{called} (tokens of pass {number + 1})", "the token budget")
+        lab.at_most(
+            sum(each.values()), size.budget, f"{called} (tokens of pass {number + 1})", "the token budget"
+        )
         lab.expect(
             {name: tokens for name, tokens in each.items() if name != "prompt"},
             dict(running),

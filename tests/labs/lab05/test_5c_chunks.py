@@ -23,7 +23,9 @@ def share(lab: Judge, *cases: tuple[int, list[int]]) -> list[Seen]:
     seen = lab.ask("share", asked, list[Seen], f"chunk_sizes{cases[0]}")
     draw(lab, *cases[0], seen[0].sizes)
     for (budget, wanted), each in zip(cases, seen):
-        lab.expect(len(each.sizes), len(wanted), said(budget, wanted) + " (sizes)", "each prompt has one size")
+        lab.expect(
+            len(each.sizes), len(wanted), said(budget, wanted) + " (sizes)", "each prompt has one size"
+        )
     return seen
 
 
@@ -44,7 +46,9 @@ def drawn(lab: Judge, count: int = 30) -> list[tuple[int, list[int]]]:
     """Random budgets and prompts, some of them equal, some budgets very small."""
     cases = []
     for _ in range(count):
-        wanted = [lab.random.choice([1, 7, 40, lab.random.randint(1, 300)]) for _ in range(lab.random.randint(1, 9))]
+        wanted = [
+            lab.random.choice([1, 7, 40, lab.random.randint(1, 300)]) for _ in range(lab.random.randint(1, 9))
+        ]
         cases.append((lab.random.choice([1, 5, lab.size.budget, lab.random.randint(1, 900)]), wanted))
     return cases
 
@@ -65,7 +69,9 @@ def test_prompts_that_all_need_more_get_equally_much(lab: Judge) -> None:
     count, each = lab.random.randint(2, 7), lab.random.randint(5, 60)
     wanted = [each + lab.random.randint(1, 500) for _ in range(count)]
     (seen,) = share(lab, (count * each, wanted))
-    lab.expect(seen.sizes, [each] * count, said(count * each, wanted), f"each of {count} gets a part of equal size")
+    lab.expect(
+        seen.sizes, [each] * count, said(count * each, wanted), f"each of {count} gets a part of equal size"
+    )
 
 
 def test_what_a_short_prompt_leaves_goes_to_the_longer_ones(lab: Judge) -> None:
@@ -90,7 +96,7 @@ def test_prompts_with_less_than_they_need_differ_by_at_most_one_token(lab: Judge
         lab.at_most(
             max(seen.sizes) - least,
             1,
-            f"{said(budget, wanted)} = {seen.sizes} (largest share, less that of the worst unsatisfied prompt)",
+            f"{said(budget, wanted)} = {seen.sizes} (largest share, less the smallest unsatisfied one)",
             "max-min fairness: no prompt gets more while another one that has less still needs tokens",
         )
 
@@ -118,7 +124,9 @@ def test_a_short_prompt_never_waits_for_all_of_a_long_one(lab: Judge) -> None:
     left = short - sum(sizes[-1] for sizes in seen)
     rows = [[str(number + 1), *map(str, sizes)] for number, sizes in enumerate(seen)]
     columns = ["pass", *(f"prompt of {tokens}" for tokens in wanted)]
-    lab.trace({"kind": "table", "title": "tokens of each prompt in each pass", "columns": columns, "rows": rows})
+    lab.trace(
+        {"kind": "table", "title": "tokens of each prompt in each pass", "columns": columns, "rows": rows}
+    )
     lab.expect(
         left,
         0,
@@ -133,7 +141,7 @@ def test_few_or_no_prompts_are_shared_among_too(lab: Judge) -> None:
     lab.expect(
         [(sorted(each.sizes), each.changed) for each in seen],
         [([0] * (12 - budget) + [1] * budget, False), ([], False), ([budget], False), ([budget], False)],
-        f"chunk_sizes({budget}, ...) of 12 prompts, of none, of one short and one long (sorted sizes, wanted changed)",
+        f"chunk_sizes({budget}, ...) of 12 prompts, none, a short and a long one (sizes, wanted changed)",
         "a small budget reaches some prompts; `wanted` stays as it is",
     )
 

@@ -26,7 +26,11 @@ def preempt(lab: Judge, rank: Rank, called: str, num_free: int | None = None) ->
     rows = []
     for stage in ("swapping", "running", "loading"):
         for job in rank.stages[stage]:
-            how = f"preempted as number {seen.names.index(job['name']) + 1}" if job["name"] in seen.names else "stays"
+            how = (
+                f"preempted as number {seen.names.index(job['name']) + 1}"
+                if job["name"] in seen.names
+                else "stays"
+            )
             rows.append([job["name"], stage, " ".join(map(str, job["pages"])), str(need(rank, job)), how])
     title = f"a batch with {num_free} free pages, from the oldest job to the youngest"
     columns = ["job", "stage", "its pages", "needs", "came back"]
@@ -55,7 +59,9 @@ def test_nobody_is_preempted_while_there_are_pages_enough(lab: Judge) -> None:
     lab.random.shuffle(kinds)
     names = batch(rank, *kinds)
     called = f"to_preempt(): {full} of {len(names)} jobs need a page, and {full} are free"
-    lab.expect(preempt(lab, rank, called).names, [], called, "a job with space in its last page needs no page")
+    lab.expect(
+        preempt(lab, rank, called).names, [], called, "a job with space in its last page needs no page"
+    )
     called = f"to_preempt(): {full} of {len(names)} jobs need a page, and {full - 1} are free"
     lab.expect(preempt(lab, rank, called, full - 1).names, names[-1:], called, "now one page is missing")
 
@@ -65,7 +71,9 @@ def test_the_youngest_job_is_preempted_first(lab: Judge) -> None:
     rank = Rank(lab, 2 * count)
     names = batch(rank, *[("full", 2)] * count)
     victims = -(-count // 3)
-    called = f"to_preempt(): {count} jobs with 2 pages need one each, none is free (in the order of preemption)"
+    called = (
+        f"to_preempt(): {count} jobs with 2 pages need one each, none is free (in the order of preemption)"
+    )
     lab.expect(
         preempt(lab, rank, called).names,
         names[::-1][:victims],
@@ -78,7 +86,9 @@ def test_a_job_that_needs_no_page_itself_is_preempted_when_it_is_the_youngest(la
     rank = Rank(lab, 2 + 2 + 3)
     names = batch(rank, ("full", 2), ("full", 2), ("roomy", 3))
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, {names[2]} does not, and none is free"
-    lab.expect(preempt(lab, rank, called).names, names[2:], called, "the youngest job leaves, whoever needs the page")
+    lab.expect(
+        preempt(lab, rank, called).names, names[2:], called, "the youngest job leaves, whoever needs the page"
+    )
 
 
 def test_pages_that_others_use_too_do_not_become_free(lab: Judge) -> None:
@@ -108,12 +118,14 @@ def test_a_writer_into_a_shared_page_needs_one_and_its_last_user_does_not(lab: J
         for number in range(1, count):
             rank.add("running", f"twin{number}", first["tokens"], pages=first["pages"])
         free = count - 1 - missing
-        called = f"to_preempt(): {count} jobs share all pages and write into the last one, {free} pages are free"
+        called = (
+            f"to_preempt(): {count} jobs share all pages and write into the last one, {free} pages are free"
+        )
         lab.expect(
             preempt(lab, rank, called, free).names,
             [f"twin{count - 1}"][:missing],
             called,
-            f"{count - 1} copies are needed, because the last user keeps the page; a job that leaves is no user",
+            f"{count - 1} copies are needed: the last user keeps the page, and a job that leaves is no user",
         )
 
 
@@ -122,11 +134,15 @@ def test_pages_of_jobs_that_are_swapped_out_are_as_good_as_free(lab: Judge) -> N
     rank = Rank(lab, count + 2 * count + 1)
     rank.add("swapping", "leaves", rank.roomy(count))
     names = batch(rank, *[("full", 2)] * count)
-    called = f"to_preempt(): {count} jobs need a page, none is free, and a job with {count} pages is swapped out"
+    called = (
+        f"to_preempt(): {count} jobs need a page, none is free, and a job with {count} pages is swapped out"
+    )
     lab.expect(preempt(lab, rank, called, 0).names, [], called, "the batch waits for these pages")
     rank.add("running", "youngest", rank.full(1))
     called = f"to_preempt(): {count + 1} jobs need a page, and the job that is swapped out has {count} pages"
-    lab.expect(preempt(lab, rank, called, 0).names, ["youngest"], called, f"the {count} pages are for {names}")
+    lab.expect(
+        preempt(lab, rank, called, 0).names, ["youngest"], called, f"the {count} pages are for {names}"
+    )
 
 
 def test_a_job_that_runs_alone_gives_way_to_one_that_is_loading(lab: Judge) -> None:
@@ -142,7 +158,9 @@ def test_a_prefetch_gives_way_before_all_others(lab: Judge) -> None:
     names = batch(rank, ("full", 2), ("full", 2))
     rank.add("loading", "ahead", 5 * rank.page_tokens, load=1, duty="prefetch")
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, none is free, and a prefetch is loading"
-    lab.expect(preempt(lab, rank, called).names, ["ahead"], called, "nobody waits for a prefetch: it leaves, alone")
+    lab.expect(
+        preempt(lab, rank, called).names, ["ahead"], called, "nobody waits for a prefetch: it leaves, alone"
+    )
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, 2 are free, and a prefetch is loading"
     lab.expect(preempt(lab, rank, called, 2).names, [], called, "it stays while there are pages enough")
 

@@ -14,6 +14,7 @@ forward pass takes the time that a formula gives.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -22,9 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.instance import (
-    DECODE, PREFILL, Arrived, Job, Limits, Pages, Staging, State, Step, begin, new_prefix_cache,
-    next_step, on,
-)  # fmt: skip
+    DECODE,
+    PREFILL,
+    Arrived,
+    Job,
+    Limits,
+    Pages,
+    Staging,
+    State,
+    Step,
+    begin,
+    new_prefix_cache,
+    next_step,
+    on,
+)
 from scheduler.instance.outcomes import Loaded, Outcome, Preempted, Token
 from scheduler.instance.step import Result
 
@@ -59,7 +71,7 @@ class Played:
         """Return the seconds between two tokens of an answer, of all answers."""
         return [
             after[2] - before[2]
-            for before, after in zip(self.rows_in_order, self.rows_in_order[1:])
+            for before, after in itertools.pairwise(self.rows_in_order)
             if before[0] == after[0] and before[1]
         ]
 
@@ -67,7 +79,7 @@ class Played:
     def first_tokens(self) -> list[float]:
         """Return the seconds from each arrival to the first token."""
         rows = self.rows_in_order
-        return [after[2] - before[2] for before, after in zip(rows, rows[1:]) if after[1] == 1]
+        return [after[2] - before[2] for before, after in itertools.pairwise(rows) if after[1] == 1]
 
     @property
     def rows_in_order(self) -> list[tuple[int, int, float, int]]:
