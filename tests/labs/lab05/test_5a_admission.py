@@ -151,7 +151,12 @@ def test_at_most_so_many_sequences_are_active(lab: Judge) -> None:
     rank.limits["sequences"] -= 1
     called = called.replace(f"={2 * branches + 2}", f"={2 * branches + 1}")
     expected = [first]
-    lab.expect(begun(admit(lab, rank, called)), expected, called, f"{second} would make one too many")
+    lab.expect(
+        begun(admit(lab, rank, called)),
+        expected,
+        called,
+        f"{second} would make one too many, and {third} may not pass it",
+    )
 
 
 def test_a_rank_without_sequences_takes_the_next_job_however_many_it_has(lab: Judge) -> None:

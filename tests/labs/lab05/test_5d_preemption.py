@@ -52,7 +52,7 @@ def batch(rank: Rank, *kinds: tuple[str, int]) -> list[str]:
     return [job["name"] for job in rank.stages["running"]]
 
 
-def test_nobody_is_preempted_while_there_are_pages_enough(lab: Judge) -> None:
+def test_no_job_is_preempted_while_there_are_pages_enough(lab: Judge) -> None:
     full, roomy = lab.random.randint(1, 3), lab.random.randint(3, 5)
     rank = Rank(lab, 2 * (full + roomy) + full)
     kinds = [("full", 2)] * full + [("roomy", 2)] * roomy
@@ -87,7 +87,10 @@ def test_a_job_that_needs_no_page_itself_is_preempted_when_it_is_the_youngest(la
     names = batch(rank, ("full", 2), ("full", 2), ("roomy", 3))
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, {names[2]} does not, and none is free"
     lab.expect(
-        preempt(lab, rank, called).names, names[2:], called, "the youngest job leaves, whoever needs the page"
+        preempt(lab, rank, called).names,
+        names[2:],
+        called,
+        "the youngest job leaves, also when older ones need the pages",
     )
 
 
@@ -159,7 +162,7 @@ def test_a_prefetch_gives_way_before_all_others(lab: Judge) -> None:
     rank.add("loading", "ahead", 5 * rank.page_tokens, load=1, duty="prefetch")
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, none is free, and a prefetch is loading"
     lab.expect(
-        preempt(lab, rank, called).names, ["ahead"], called, "nobody waits for a prefetch: it leaves, alone"
+        preempt(lab, rank, called).names, ["ahead"], called, "no job waits for a prefetch: it leaves, alone"
     )
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, 2 are free, and a prefetch is loading"
     lab.expect(preempt(lab, rank, called, 2).names, [], called, "it stays while there are pages enough")
