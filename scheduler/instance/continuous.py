@@ -26,12 +26,14 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
 
     A job begins when all of this holds, counting also the jobs that begin before it in this step:
 
-    - With its sequences, at most `state.limits.sequences` are active. A rank without active sequences takes
-      the next job in any case.
+    - With its own (`task.num_sequences`), at most `state.limits.sequences` sequences are active. There are
+      `state.num_active` now. A rank without any takes the next job in any case.
     - If it has a prompt to compute (PREFILL), fewer than `state.limits.prefills` prompts are in progress.
-    - If it loads blocks from the pool, no other job loads. A job whose blocks come by layers is no hindrance.
+      There are `state.num_prefills` now.
+    - If it loads blocks from the pool, no other job does: neither `state.loading` nor one that begins before
+      it, unless that one's blocks come by layers.
     - There are pages for all of its tokens. Its leading pages may be shared ones, which `_found` finds.
-      As many pages as the running batch needs for its next tokens remain available besides.
+      Besides, as many pages remain available as the running batch needs next: `state.num_next_pages()`.
 
     A prefetch that finds no pages begins without, and so ends at once: nothing waits for it. Where another
     job may not begin, neither does any job behind it. No job waits for the blocks of an earlier one to be
