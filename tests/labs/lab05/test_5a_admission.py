@@ -32,9 +32,8 @@ def admit(lab: Judge, rank: Rank, called: str) -> Seen:
     began = {each.job: each for each in seen.admissions}
     rows = []
     for name, job in waiting.items():
-        needed = (
-            f"{pages_of(job['tokens'], rank.page_tokens)} pages, {job['branches']} sequences, {job['duty']}"
-        )
+        pages = pages_of(job["tokens"], rank.page_tokens)
+        needed = f"{pages} pages; sequences: {job['branches']}; duty: {job['duty']}"
         how = f"begins with {len(began[name].pages)} pages" if name in began else "waits"
         rows.append([name, needed, how])
     running = len(rank.stages["running"])
