@@ -13,12 +13,19 @@ from collections.abc import Sequence as Seq
 def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
     """Share `budget` tokens among prompts by max-min fairness.
 
-    wanted   tokens that each prompt still needs, at least 1 each
+        budget   tokens of the next forward pass that are left for prompts, at least 1
+        wanted   tokens that each prompt still needs, at least 1 each; not changed
 
-    Returns the tokens of each prompt. No prompt gets more than it needs, and what a short prompt leaves over
-    goes to the longer ones. A short prompt therefore never waits for all of a long one, and each of n prompts
-    gets at least budget // n tokens per iteration as long as it needs them.
+    No prompt gets more than it needs, and what a short prompt leaves over goes to the longer ones. The whole
+    budget is used if the prompts need as much. A short prompt therefore never waits for all of a long one,
+    and each of n prompts gets at least budget // n tokens per iteration as long as it needs them.
+
+    Prompts that get less than they need get equally much. Where that does not come out even, some of them get
+    one token more than the others, no matter which.
+
+    Returns the tokens of each prompt, in the order of `wanted`.
     """
+    # labs:begin 5c
     sizes = [0] * len(wanted)
     shortest_first = sorted(range(len(wanted)), key=lambda prompt: wanted[prompt])
     for served, prompt in enumerate(shortest_first):
@@ -26,6 +33,7 @@ def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
         sizes[prompt] = min(wanted[prompt], share)
         budget -= sizes[prompt]
     return sizes
+    # labs:end 5c
 
 
 def even_budget(budget: int, context: int, even: int) -> int:

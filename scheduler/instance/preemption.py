@@ -11,11 +11,21 @@ from scheduler.instance.task import Task
 def to_preempt(state: State, num_free: int) -> list[Task]:
     """Choose the jobs that give up their pages, so that the others have one for their next token.
 
-    The youngest job of the batch is preempted first, because it loses the least. A job that runs alone gives
-    up its pages too if a job that is loading holds the rest. The pages of jobs that are being swapped out are
-    as good as free: the batch waits for them. A prefetch gives way before all others. Returns the jobs in
-    the order of preemption.
+        state      of the rank; nothing is changed
+        num_free   pages that the running batch can take
+
+    `state.next_pages` tells how many pages a running job needs, and which page it leaves. `_leave` tells how
+    many pages can be taken once a job has left its own. Both read `left`, which says how many users have left
+    each page, and `_leave` adds to it.
+
+    The youngest job of the batch is preempted first, because it loses the least, and no more jobs than must
+    be. A job that runs alone gives up its pages too if a job that is loading holds the rest. The pages of
+    jobs that are being swapped out (`state.swapping`) are as good as free: the batch waits for them. A
+    prefetch that is loading gives way before all others, and then alone.
+
+    Returns the jobs in the order of preemption; empty when there are pages enough.
     """
+    # labs:begin 5d
     running = state.running
     if len(running) <= num_free:
         return []  # a sequence needs one page at most
@@ -35,6 +45,7 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
     if stay < len(running) and state.loading is not None and state.loading.is_prefetch:
         return [state.loading]
     return running[stay:][::-1]
+    # labs:end 5d
 
 
 def _leave(state: State, task: Task, left: Counter[int]) -> int:

@@ -124,7 +124,7 @@ class State:
     def num_active(self) -> int:
         """Return the number of sequences that are loaded, prefilled or decoded."""
         prompts = [*self.prefilling, *([self.loading] if self.loading is not None else [])]
-        return len(self.running) + sum(len(task.branches) for task in prompts if not task.is_prefetch)
+        return len(self.running) + sum(task.num_sequences for task in prompts)
 
     def serves(self, job: Job) -> bool:
         """Tell whether a job's duties are those of this rank."""

@@ -100,6 +100,11 @@ class Task:
         return [branch for branch in self.job.branches if branch not in self.dropped]
 
     @property
+    def num_sequences(self) -> int:
+        """Return the number of sequences that this task brings into the running batch."""
+        return 0 if self.is_prefetch else len(self.branches)
+
+    @property
     def is_prefetch(self) -> bool:
         """Tell whether this task only loads blocks for one that comes later. It gives way to all others."""
         return PREFETCH in self.job.duties
