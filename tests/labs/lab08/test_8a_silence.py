@@ -1,4 +1,4 @@
-"""8a: which silence is a death. The tests move the clock: one check of the monitor each quarter of a second."""
+"""8a: which silence is a death. The tests move the clock: the monitor checks four times per second."""
 
 from __future__ import annotations
 

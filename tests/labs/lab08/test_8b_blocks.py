@@ -236,7 +236,7 @@ def test_saves_of_lost_blocks_by_another_tier_are_forgotten(lab: Judge) -> None:
     lab.expect(
         (seen.saving, seen.to_save, seen.found),
         (1, [3], [None, None, ("dram", other)]),
-        f"remove_segment({rank}), whose blocks rank {other} was to save (saves under way, to be saved, found)",
+        f"remove_segment({rank}), whose blocks rank {other} was to save (saves under way, to save, found)",
         "a block that is gone is not saved",
     )
 
@@ -271,7 +271,7 @@ def test_new_blocks_are_put_only_where_a_segment_is(lab: Judge) -> None:
         seen.fits,
         12 * (lab.size.segments - 1),
         f"remove_segment({rank}), then as many put_start as fit",
-        f"each of the {lab.size.segments - 1} segments that are left has 12 blocks; the lost one is tried no more",
+        f"each of the {lab.size.segments - 1} segments that are left has 12 blocks; the lost one has none",
     )
 
 

@@ -185,7 +185,7 @@ def test_space_that_late_bytes_may_reach_is_quarantined(lab: Judge) -> None:
                 (0, blocks if may_still_write else 0, 0),
                 f"lose(may_still_write={may_still_write}) of a request that is {stage} "
                 "(blocks being written, quarantined, leases)",
-                "what the request held is free, but what its rank may still write into gets no other owner yet",
+                "what the request held is free, but space that its rank may still write is kept from others",
             )
 
 

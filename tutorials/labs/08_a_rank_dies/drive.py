@@ -170,7 +170,7 @@ SUMS = [21, 22]
 
 
 class Pool:
-    """A directory that plays the steps of a test. Objects and owners have names; a block's key is a number."""
+    """A directory that plays the steps of a test. Objects and owners have names, blocks have keys."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
         self.directory = Directory(LAYOUT)

@@ -1,0 +1,94 @@
+"""Lab 8 at work: ranks of a live cluster are killed under streams, with the four functions of a tree.
+
+Run by `mooncake-lite labs run 8`, once with the student's tree and once with the reference:
+
+    python play.py MODEL DATA SIZES
+
+Prints a list of `Played` (mooncake_lite/labs/playing.py) as JSON. The ranks sleep for as long as the model
+would compute, and invent its tokens: so a small machine plays a cluster of ten processes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from mooncake_lite.model.config import load_config
+from mooncake_lite.tools.bench.cluster import in_a_file, model_folder, scaled_profile, started
+from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.tools.streams import Prompt, Stream, play, process_of
+
+RANKS = ("--prefill", "2", "--decode", "3", "--store", "2")
+SIZES = ("--pool-bytes", "400MiB", "--max-model-len", "4096", "--max-num-seqs", "8", "--dead-after-s", "2")
+STREAMS, PROMPT_TOKENS, NEW_TOKENS = 4, 300, 64
+
+SCENES = (
+    ("nothing dies", "", "", 0.0),
+    ("decode rank 3 killed", "3", "kill", 0.5),
+    ("decode rank 4 suspended", "4", "suspend", 0.5),
+    ("prefill rank 1 killed", "1", "kill", 0.1),
+    ("store rank 6 killed", "6", "kill", 0.3),
+)
+"""What happens, to which rank, how, and after which share of the time of the undisturbed streams."""
+
+
+def scene(
+    cluster: Cluster, prompts: list[Prompt], what: str, rank: str, how: str, at_s: float
+) -> list[Stream]:
+    """Ask for all answers, and kill or suspend a rank meanwhile."""
+    act = getattr(process_of(cluster.pid, rank), how) if rank else lambda: None
+    streams, _ = play(cluster.base_url, prompts, act, at_s, salt=what)
+    return streams
+
+
+def reused(cluster: Cluster) -> int:
+    """How many tokens of prompts and answers were not computed again so far."""
+    text = httpx.get(f"{cluster.base_url}/metrics", timeout=10, trust_env=False).text
+    name = "mooncake_lite_prefix_cache_hits_total"
+    return int(sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)))
+
+
+def played(cluster: Cluster, prompts: list[Prompt]) -> list[dict[str, Any]]:
+    """Play all scenes on one cluster. The seconds of a scene are the longest pause of a stream in it."""
+    seen: list[dict[str, Any]] = []
+    undisturbed: list[Stream] = []
+    lasts_s = 0.0
+    for what, rank, how, share in SCENES:
+        before = reused(cluster)
+        streams = scene(cluster, prompts, what, rank, how, share * lasts_s)
+        undisturbed = undisturbed or streams
+        lasts_s = lasts_s or max(one.times[-1] - one.times[0] for one in streams)
+        wrong = sum(one.text != calm.text or bool(one.error) for one, calm in zip(streams, undisturbed))
+        seen.append(
+            {
+                "what": f"{what}: longest pause",
+                "tokens": [wrong, *"\n".join(one.text for one in streams).encode()],
+                "reused": reused(cluster) - before,
+                "seconds": max(one.longest_gap_s(first=False) for one in streams),
+                "said": "",
+            }
+        )
+    return seen
+
+
+def main() -> None:
+    """Play everything."""
+    folder = model_folder(Path(sys.argv[1]) if sys.argv[1] else None)
+    draw, ids = random.Random("lab 8"), range(1000, load_config(folder).vocab_size)
+    prompts = [
+        Prompt(draw.choices(ids, k=PROMPT_TOKENS), NEW_TOKENS, number % 2, number)
+        for number in range(STREAMS)
+    ]
+    with in_a_file(scaled_profile(folder, 1.0)) as profile:
+        flags = [str(folder), "--engine", "emulated", "--profile", profile, *RANKS, *SIZES]
+        with started(flags) as cluster:
+            print(json.dumps(played(cluster, prompts)))
+
+
+if __name__ == "__main__":
+    main()
