@@ -37,30 +37,22 @@ SCENES = (
 """What happens, to which rank, how, and after which share of the time of the undisturbed streams."""
 
 
-def scene(
-    cluster: Cluster, prompts: list[Prompt], what: str, rank: str, how: str, at_s: float
-) -> list[Stream]:
-    """Ask for all answers, and kill or suspend a rank meanwhile."""
-    act = getattr(process_of(cluster.pid, rank), how) if rank else lambda: None
-    streams, _ = play(cluster.base_url, prompts, act, at_s, salt=what)
-    return streams
-
-
 def reused(cluster: Cluster) -> int:
-    """How many tokens of prompts and answers were not computed again so far."""
+    """How many blocks of prompts and answers were found in the pool so far."""
     text = httpx.get(f"{cluster.base_url}/metrics", timeout=10, trust_env=False).text
-    name = "mooncake_lite_prefix_cache_hits_total"
+    name = "mooncake_lite_pool_hits_dram_total"
     return int(sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)))
 
 
 def played(cluster: Cluster, prompts: list[Prompt]) -> list[dict[str, Any]]:
-    """Play all scenes on one cluster. The seconds of a scene are the longest pause of a stream in it."""
+    """Play all scenes on one cluster. Its seconds are the longest pause of a stream that ends after the death."""
     seen: list[dict[str, Any]] = []
     undisturbed: list[Stream] = []
     lasts_s = 0.0
     for what, rank, how, share in SCENES:
         before = reused(cluster)
-        streams = scene(cluster, prompts, what, rank, how, share * lasts_s)
+        act = getattr(process_of(cluster.pid, rank), how) if rank else lambda: None
+        streams, moment = play(cluster.base_url, prompts, act, share * lasts_s, salt=what)
         undisturbed = undisturbed or streams
         lasts_s = lasts_s or max(one.times[-1] - one.times[0] for one in streams)
         wrong = sum(one.text != calm.text or bool(one.error) for one, calm in zip(streams, undisturbed))
@@ -69,7 +61,7 @@ def played(cluster: Cluster, prompts: list[Prompt]) -> list[dict[str, Any]]:
                 "what": f"{what}: longest pause",
                 "tokens": [wrong, *"\n".join(one.text for one in streams).encode()],
                 "reused": reused(cluster) - before,
-                "seconds": max(one.longest_gap_s(first=False) for one in streams),
+                "seconds": max(one.longest_gap_s(moment, first=bool(rank)) for one in streams),
                 "said": "",
             }
         )
