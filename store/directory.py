@@ -106,8 +106,9 @@ class Directory(Adoption):
 
         Every object in its segment is removed, in any state; copies on other segments stay. The owner of an
         unpublished object loses it, and each lessee its lease; their names are sorted. Segments whose saver
-        was this rank have none now, and their `unsaved` objects need not be saved any more. `_forget_saves`
-        and `remove_rank` of `_tier` do the rest. Raises UnknownObject when the rank has no segment.
+        was this rank have none now, and their `unsaved` objects need not be saved any more. At last come
+        `_forget_saves`, and `_tier.remove_rank`, whose events join `_events`. Raises UnknownObject when the
+        rank has no segment.
         """
         # labs:begin 8b
         gone = self._segment(rank)

@@ -28,13 +28,12 @@ SIZES = ("--pool-bytes", "400MiB", "--max-model-len", "4096", "--max-num-seqs", 
 STREAMS, PROMPT_TOKENS, NEW_TOKENS = 4, 300, 64
 
 SCENES = (
-    ("nothing dies", "", "", 0.0),
-    ("decode rank 3 killed", "3", "kill", 0.5),
-    ("decode rank 4 suspended", "4", "suspend", 0.5),
-    ("prefill rank 1 killed", "1", "kill", 0.1),
-    ("store rank 6 killed", "6", "kill", 0.3),
+    ("decode rank 3 killed", "3", "kill", False),
+    ("decode rank 4 suspended", "4", "suspend", False),
+    ("prefill rank 1 killed", "1", "kill", True),
+    ("store rank 6 killed", "6", "kill", False),
 )
-"""What happens, to which rank, how, and after which share of the time of the undisturbed streams."""
+"""What happens, to which rank, how, and whether prompts are computed then; otherwise answers are under way."""
 
 
 def reused(cluster: Cluster) -> int:
@@ -45,27 +44,32 @@ def reused(cluster: Cluster) -> int:
 
 
 def played(cluster: Cluster, prompts: list[Prompt]) -> list[dict[str, Any]]:
-    """Play all scenes on one cluster. Its seconds are the longest pause of a stream that ends after the death."""
-    seen: list[dict[str, Any]] = []
-    undisturbed: list[Stream] = []
-    lasts_s = 0.0
-    for what, rank, how, share in SCENES:
+    """Play the streams undisturbed, and then each scene. Its seconds are the longest pause of a stream."""
+    calm, _ = play(cluster.base_url, prompts, salt="calm")
+    begin_s = max(one.times[1] - one.times[0] for one in calm)
+    end_s = min(one.times[-1] - one.times[0] for one in calm)
+    seen = [
+        row("nothing: longest pause", calm, calm, 0, max(one.longest_gap_s(first=False) for one in calm)),
+        row("nothing: first token", calm, calm, 0, begin_s),
+    ]
+    for what, rank, how, is_early in SCENES:
         before = reused(cluster)
-        act = getattr(process_of(cluster.pid, rank), how) if rank else lambda: None
-        streams, moment = play(cluster.base_url, prompts, act, share * lasts_s, salt=what)
-        undisturbed = undisturbed or streams
-        lasts_s = lasts_s or max(one.times[-1] - one.times[0] for one in streams)
-        wrong = sum(one.text != calm.text or bool(one.error) for one, calm in zip(streams, undisturbed))
-        seen.append(
-            {
-                "what": f"{what}: longest pause",
-                "tokens": [wrong, *"\n".join(one.text for one in streams).encode()],
-                "reused": reused(cluster) - before,
-                "seconds": max(one.longest_gap_s(moment, first=bool(rank)) for one in streams),
-                "said": "",
-            }
-        )
+        act = getattr(process_of(cluster.pid, rank), how)
+        at_s = begin_s / 2 if is_early else (begin_s + end_s) / 2
+        streams, moment = play(cluster.base_url, prompts, act, at_s, salt=what)
+        pause_s = max(one.longest_gap_s(moment, first=is_early) for one in streams)
+        title = f"{what}: {'first token' if is_early else 'longest pause'}"
+        seen.append(row(title, streams, calm, reused(cluster) - before, pause_s))
     return seen
+
+
+def row(what: str, streams: list[Stream], calm: list[Stream], blocks: int, seconds: float) -> dict[str, Any]:
+    """One line of the table. Its tokens: how many texts are not those of the calm streams, and all texts."""
+    wrong = sum(one.text != other.text or bool(one.error) for one, other in zip(streams, calm))
+    text = "\n".join(one.text for one in streams)
+    return {
+        "what": what, "tokens": [wrong, *text.encode()], "reused": blocks, "seconds": seconds, "said": "",
+    }  # fmt: skip
 
 
 def main() -> None:
