@@ -157,6 +157,29 @@ def test_a_lost_rank_is_no_failed_try(lab: Judge) -> None:
     )
 
 
+def test_a_lost_store_rank_is_no_failed_try_while_the_request_needs_it(lab: Judge) -> None:
+    name = some_name(lab)
+    for stage, needs_it in (("prefilling", True), ("loading", True), ("decoding", False)):
+        (after,) = lose(lab, [["bring", name, stage, 1], ["dies", name, "store"], ["lose", name, False]])
+        lab.expect(
+            (after.stage, after.tries),
+            ("recalling", 0 if needs_it else 1),
+            f"lose() of a request that is {stage} after the store rank died (stage, tries)",
+            "a rank that has its KV counts like its own, as long as it reads or writes there: `_is_lost` tells",
+        )
+
+
+def test_a_request_that_only_waits_for_its_gateway_has_not_failed(lab: Judge) -> None:
+    name = some_name(lab)
+    (after,) = lose(lab, [["bring", name, "ending", 1], ["lose", name, False]])
+    lab.expect(
+        (after.stage, after.tries, after.pause_s),
+        ("recalling", 0, 0.0),
+        "lose() of a request that is ending (stage, tries, pause_s)",
+        "its rank had done everything: `_is_lost` knows that, as long as the request is in this stage",
+    )
+
+
 def test_a_request_whose_client_has_left_just_ends(lab: Judge) -> None:
     name = some_name(lab)
     for first in ([], [["dies", name, "prefill"]]):

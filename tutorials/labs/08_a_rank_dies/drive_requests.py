@@ -137,7 +137,7 @@ def lose(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play the steps. Tells what has become of a request after each loss.
 
     ["bring", name, stage, answers]   a request comes so far; "waits" for a request that goes on is "queued"
-    ["dies", name, which]             the rank of the request that is its "prefill" or its "decode" is lost
+    ["dies", name, which]             a rank that the request needs is lost: "prefill", "decode" or "store"
     ["lose", name, may_still_write]   its work is lost: the region
     ["recalled", name, tokens]        its gateway says what its client has
     ["wait", seconds]                 time passes
@@ -148,7 +148,8 @@ def lose(inputs: dict[str, Any]) -> list[dict[str, Any]]:
         if verb == "bring":
             plane.bring(*words)
         elif verb == "dies":
-            plane.lose_rank(getattr(plane.control.requests[words[0]], words[1]))
+            record = plane.control.requests[words[0]]
+            plane.lose_rank(STORE if words[1] == "store" else getattr(record, words[1]))
         elif verb == "lose":
             seen.append(plane.lose(*words))
             if not seen[-1]["is_open"] or seen[-1]["problem"]:

@@ -33,7 +33,7 @@ SCENES = (
     ("prefill rank 1 killed", "1", "kill", True),
     ("store rank 6 killed", "6", "kill", False),
 )
-"""What happens, to which rank, how, and whether prompts are computed then; otherwise answers are under way."""
+"""What happens, to which rank, how, and whether before the first tokens or while answers are under way."""
 
 
 def reused(cluster: Cluster) -> int:
