@@ -31,11 +31,13 @@ def made_beats(draw: random.Random, ranks: int, ticks: int = 1200) -> list[RankB
             beats.append(tick * TICK_S)
             pause = min(int(4 * draw.paretovariate(1.1)), MOST_PAUSE_TICKS) if draw.random() < 1 / 60 else 1
             tick += pause
+        if dies_at is not None and beats[-1] < (dies_at - 1) * TICK_S:
+            beats.append((dies_at - 1) * TICK_S)  # no rank dies in a pause
         made.append(RankBeats(rank, beats, None if dies_at is None else dies_at * TICK_S))
     return made
 
 
-class AnswerMessage(msgspec.Struct, omit_defaults=True):
+class AnswerMessage(msgspec.Struct):
     """One message of an answer as its gateway gets it: tokens of an attempt, or a recall of that attempt."""
 
     attempt: int
