@@ -104,28 +104,31 @@ class Directory(Adoption):
     def remove_segment(self, rank: int) -> list[str]:
         """Remove a lost rank, its DRAM and its tier; return the owners that lost an object or a lease.
 
-        Blocks that it was to save for other ranks stay in their DRAM alone. Raises UnknownObject when the
+        Every object in its segment is removed, in any state; copies on other segments stay. The owner of an
+        unpublished object loses it, and each lessee its lease; their names are sorted. Segments whose saver
+        was this rank have none now, and their `unsaved` objects need not be saved any more. At last come
+        `_forget_saves`, and `_tier.remove_rank`, whose events join `_events`. Raises UnknownObject when the
         rank has no segment.
         """
-        saver = self._segment(rank).saver
+        # labs:begin 8b
+        gone = self._segment(rank)
         lost = [obj for obj in self._objects.values() if obj.rank == rank]
         owners = {obj.owner for obj in lost if obj.state not in PUBLISHED}
         for obj in lost:
             owners.update(obj.lessees)
             self._remove(obj)
-        self._order.remove(self._segments.pop(rank))
+        del self._segments[rank]
+        self._order.remove(gone)
         for segment in self._segments.values():
             if segment.saver == rank:
                 segment.saver = None
         for obj in self._objects.values():
             if obj.unsaved and self._segments[obj.rank].saver is None:
                 self._segments[obj.rank].set_unsaved(obj, False)
-        for obj in self._saves:  # no tier was told to save these, so no report about them will come
-            if obj.rank == rank and saver is not None and obj.key is not None:
-                self._tier.end_save(saver, [obj.key], durable=False)
-        self._saves = [obj for obj in self._saves if obj.unsaved]
+        self._forget_saves(gone)
         self._events += self._tier.remove_rank(rank)
         return sorted(owners)
+        # labs:end 8b
 
     # --------------------------------------------------------------------- lookups and leases
 

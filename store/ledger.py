@@ -181,6 +181,13 @@ class Ledger:
         self._segments[obj.rank].policy.on_remove(obj.key, evicted=evicted)
         self._events.append(BlockRemoved(obj.key, obj.rank, "dram"))
 
+    def _forget_saves(self, gone: Segment) -> None:
+        """Forget saves that no tier was told of: from a removed segment, and of objects not `unsaved` now."""
+        for obj in self._saves:  # so no report about them will come
+            if obj.rank == gone.rank and gone.saver is not None and obj.key is not None:
+                self._tier.end_save(gone.saver, [obj.key], durable=False)
+        self._saves = [obj for obj in self._saves if obj.unsaved]
+
     def _retire(self, obj: PoolObject) -> None:
         """Hide a VISIBLE object, and free it when its last lease ends; at once without a lease."""
         if not obj.lessees:

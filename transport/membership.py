@@ -281,7 +281,19 @@ class Monitor:
         return []
 
     def _silence(self, peer: _Peer, now: float) -> str:
-        """Return why this peer counts as dead by its silence; "" when it does not."""
+        """Return why this peer counts as dead by its silence, in some words; "" when it does not.
+
+        Silence lasts since the last beat, or since `expected_s` if none has come. A peer counts as dead when
+        its silence is longer than its limit:
+
+            _first_s                 before its first beat, whatever its process does
+            _dead_s                  on another host (pid None), or if its process is suspended
+            STUCK_FACTOR * _dead_s   if its process is watched and runs
+
+        `process_is_stopped(pid)` asks the kernel whether a process is suspended. This method is called for
+        each peer at each check, so the kernel is asked only where its answer matters.
+        """
+        # labs:begin 8a
         if peer.heard_s is None:
             silent_s = now - peer.expected_s
             return f"no sign of life in its first {silent_s:.1f} s" if silent_s > self._first_s else ""
@@ -292,6 +304,7 @@ class Monitor:
             return f"no sign of life for {silent_s:.1f} s, process {peer.pid} is suspended"
         limit_s = self._dead_s * (1 if peer.pid is None else STUCK_FACTOR)
         return f"no sign of life for {silent_s:.1f} s" if silent_s > limit_s else ""
+        # labs:end 8a
 
     def _counts(self, name: str) -> bool:
         return name not in self._lost and name not in self._left

@@ -117,8 +117,16 @@ class Requests:
     def lose(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
         """Take a request away from what it does, because that is lost. It goes on from what its client has.
 
-        A failed try counts, and a lost rank does not. After MOST_TRIES the request fails.
+        may_still_write: late bytes may still land where its rank was to write.
+
+        A request that is CANCELLED takes the step DROP, and ends with the outcome `cancelled_as`. For any
+        other request this is a failed try, unless `_is_lost`: a lost rank is no fault of the request. A
+        failed try counts in `tries`, and `pause_s` becomes PAUSE_S for each one; with the try number
+        MOST_TRIES the request fails instead. A request that goes on takes the step LOSE, and everything that
+        it held is freed. If its stage is then HELD it waits again, because no tokens of it are on their way.
+        Otherwise its gateway is asked what its client has.
         """
+        # labs:begin 8c
         if record.stage is Stage.CANCELLED:
             self.move(record, Step.DROP)
             self.end(record, record.cancelled_as, now, may_still_write=may_still_write)
@@ -135,6 +143,7 @@ class Requests:
             self.wait_again(record, now)
         else:
             self._recall(record, reason, now)
+        # labs:end 8c
 
     def _is_lost(self, record: RequestRecord) -> bool:
         """Tell whether a rank that a request needs is lost: its own, its next one, or one with its KV."""

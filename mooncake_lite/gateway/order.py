@@ -35,19 +35,39 @@ class InOrder:
         return len(self.token_ids)
 
     def push(self, message: Tokens) -> list[Tokens]:
-        """The messages whose turn has come, without tokens that were passed on before."""
+        """Take a message, and return those whose turn has come, in order, with new tokens only.
+
+        Dropped: a message after the end, one that begins below 0 or ends beyond max_tokens, and one of an
+        attempt below `least`. A message that begins beyond `next` waits in `waiting`; of two that begin at
+        one index the longer one waits, and of two of one length the one that came last. Those that begin at
+        `next` or before it have their turn, by index. Such a message is passed on `_without` the tokens that
+        were passed on before, and the others join `token_ids`. If it has no other tokens it is dropped,
+        unless it has a `finish` and ends at `next`. A message with a `finish` is the last one: the answer is
+        at its `end` then.
+        """
+        # labs:begin 8d
         end = message.index + len(message.token_ids)
         if self.ended or message.index < 0 or end > self.max_tokens or message.attempt < self.least:
             return []
         known = self.waiting.get(message.index)
         if known is None or end >= known.index + len(known.token_ids):
             self.waiting[message.index] = message
-        turn = []
-        while (ready := self._take()) is not None:
-            turn.append(ready)
+        turn: list[Tokens] = []
+        for index in sorted(self.waiting):
+            if index > self.next or self.ended:
+                break
+            ready = self.waiting.pop(index)
+            known_tokens = self.next - index
+            is_old = known_tokens > len(ready.token_ids)
+            if is_old or not (ready.token_ids[known_tokens:] or ready.finish):
+                continue
+            self.token_ids += ready.token_ids[known_tokens:]
+            self.ended = ready.finish is not None
+            turn.append(_without(ready, known_tokens))
         if self.ended:
             self.end()
         return turn
+        # labs:end 8d
 
     def recall(self, attempt: int) -> None:
         """Take no more tokens of this attempt or an earlier one, and forget those that wait for others."""
@@ -65,28 +85,16 @@ class InOrder:
             assert self.next < index == message.index
             assert index + len(message.token_ids) <= self.max_tokens
 
-    def _take(self) -> Tokens | None:
-        """The next message in order, cut to what is new; None when it has not come."""
-        for index in sorted(self.waiting):
-            if index > self.next:
-                return None
-            message = self.waiting.pop(index)
-            skip = self.next - index
-            new = message.token_ids[skip:]
-            repeated = self.next > index + len(message.token_ids)
-            if repeated or not (new or message.finish):
-                continue
-            first = index == self.next
-            self.token_ids += new
-            self.ended = message.finish is not None
-            if first:
-                return message
-            return replace(
-                message,
-                index=self.next - len(new),
-                token_ids=new,
-                cached_tokens={},
-                logprobs=message.logprobs[skip:],
-                prompt_logprobs=[],
-            )
-        return None
+
+def _without(message: Tokens, known_tokens: int) -> Tokens:
+    """Return a message without its first tokens, which were passed on before, and what is said about them."""
+    if not known_tokens:
+        return message
+    return replace(
+        message,
+        index=message.index + known_tokens,
+        token_ids=message.token_ids[known_tokens:],
+        cached_tokens={},
+        logprobs=message.logprobs[known_tokens:],
+        prompt_logprobs=[],
+    )
