@@ -98,6 +98,21 @@ def chain(inputs: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- 2c
 
 
+class CountedValues(ValuesView[Any]):
+    """The values of a CountedLookUps: each that a loop visits counts once."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (dict.__getitem__(self._mapping, key) for key in self._mapping)  # type: ignore[attr-defined]
+
+
+class CountedItems(ItemsView[Any, Any]):
+    """The items likewise."""
+
+    def __iter__(self) -> Iterator[Any]:
+        mapping = self._mapping  # type: ignore[attr-defined]
+        return ((key, dict.__getitem__(mapping, key)) for key in mapping)
+
+
 class CountedLookUps(dict[Any, Any]):
     """A dictionary that counts how often it is asked for a key, and the entries that are walked over."""
 
@@ -127,11 +142,11 @@ class CountedLookUps(dict[Any, Any]):
 
     def values(self) -> Any:
         """Return a view."""
-        return ValuesView(self)
+        return CountedValues(self)
 
     def items(self) -> Any:
         """Return a view."""
-        return ItemsView(self)
+        return CountedItems(self)
 
 
 def match(inputs: dict[str, Any]) -> dict[str, Any]:
