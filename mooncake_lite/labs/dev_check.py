@@ -125,12 +125,16 @@ def marks_agree(bench: Bench) -> Problems:
 
 
 def sheet_is_complete(bench: Bench) -> Problems:
-    """The sheet names every task and cost or question, and its numbers are there for every class."""
+    """The sheet names every task, its names and cost, or question; its numbers are there for every class."""
     for seed in range(20):
         text = sheet(bench.lab, bench.root, seed)
         missing = [task.id for task in bench.lab.tasks if task.id not in text or task.cost.name not in text]
         if missing:
             yield f"lab.md does not name {', '.join(missing)} or their costs"
+            return
+        names = {name for task in bench.lab.tasks for name in (*task.names, *task.private)}
+        if left := sorted(name for name in names if f"`{name}`" not in text):
+            yield f"lab.md does not name {', '.join(left)}, which regions may use"
             return
         if left := [question.name for question in bench.lab.questions if question.name not in text]:
             yield f"lab.md does not name the questions {', '.join(left)}"
