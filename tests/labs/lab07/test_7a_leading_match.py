@@ -198,21 +198,21 @@ def test_random_prompts_have_the_lengths_that_a_walk_node_by_node_finds(lab: Jud
 
 
 def test_a_call_leaves_the_runs_as_they_are(lab: Judge) -> None:
-    runs = some_runs(lab, 20, 6)
+    runs = [*some_runs(lab, 20, 5), (blocks(lab), [*range(20)])]
     seen = shared(lab, 20, runs)
     called = f"near_columns() of {told(20, runs)}"
     kept = "the places belong to the index, and other prompts share them: a call does not change them"
+    lab.expect(len(seen.runs), len(runs), f"{called} (runs in `_places` then)", "a call does not remove runs")
+    for number, (one, (_, nodes)) in enumerate(zip(seen.runs, runs)):
+        lab.expect(one.nodes, nodes, f"{called} (`nodes` of run {number} then)", kept)
+        lab.expect(
+            one.columns,
+            nodes,
+            f"{called} (`columns()` of run {number} then)",
+            f"{kept}, nor the index arrays that they keep",
+        )
     lab.expect(
-        [one.nodes for one in seen.runs], [nodes for _, nodes in runs], f"{called} (then `nodes`)", kept
-    )
-    lab.expect(
-        [one.columns for one in seen.runs],
-        [nodes for _, nodes in runs],
-        f"{called} (then `columns()`)",
-        f"{kept}, nor the index array of `nodes` that they keep",
-    )
-    lab.expect(
-        seen.starts, ends_of(runs)[:-1], f"{called} (then `_starts`)", "a call does not change `_starts`"
+        seen.starts, ends_of(runs)[:-1], f"{called} (`_starts` then)", "a call does not change `_starts`"
     )
     lab.expect(
         seen.again,
@@ -223,7 +223,7 @@ def test_a_call_leaves_the_runs_as_they_are(lab: Judge) -> None:
 
 
 def test_prompts_that_share_places_do_not_disturb_each_other(lab: Judge) -> None:
-    runs = some_runs(lab, 20, 6)
+    runs = [*some_runs(lab, 20, 5), (blocks(lab), [*range(20)])]
     seen = shared(lab, 20, runs)
     lab.expect(
         seen.other,

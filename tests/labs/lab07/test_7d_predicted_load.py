@@ -109,7 +109,7 @@ def test_a_sequence_counts_from_its_beginning_on(lab: Judge) -> None:
 
 def test_a_sequence_that_decodes_now_ends_t_d_after_it_began(lab: Judge) -> None:
     began = 100.0 - lab.random.randint(1, 70) / 8  # t_d is 10 s
-    cases = [Case([], [began], began + 10 + by, excess=None) for by in (-0.125, 0.0, 0.125)]
+    cases = [Case([], [began], began + 10 + by) for by in (-0.125, 0.0, 0.125)]
     load(lab, cases, "a sequence ends t_d after it began; at that time it decodes no more")
 
 

@@ -222,7 +222,7 @@ def test_a_step_that_changes_nothing_is_the_last_one(lab: Judge) -> None:
 
     def breaks(case: Case) -> str:
         if len(case.model()[1]) == 1:
-            return "the first step finds no lower TBT than the limit: it is the last one, and what it found counts"
+            return "the first step finds no lower TBT than the limit, so what it found is returned"
         return "the load is the same with each TBT, so the second step finds what the first one has"
 
     seen = tbt(lab, cases, breaks)
