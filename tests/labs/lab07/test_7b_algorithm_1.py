@@ -211,7 +211,7 @@ def test_a_prefix_is_fetched_only_where_that_is_faster_than_computing_it(lab: Ju
 def random_case(lab: Judge, count: int) -> Case:
     """A random view. Neither lengths nor times are just equal: other tests ask what holds then."""
     blocks = lab.random.randint(8, 40)
-    best = lab.random.randint(0, blocks)
+    best = lab.random.choice([0, *range(3, blocks + 1)])
     ssd = lab.random.choice([0, 0, lab.random.randint(0, best)])
     instances = [
         Instance(lab.random.randint(0, best), seconds(lab), seconds(lab, 256) + UNIT_S / 2, seconds(lab, 24))
