@@ -48,6 +48,21 @@ def test_every_relative_link_resolves(page: Path) -> None:
     assert [problem(page, link) for link in links(page) if problem(page, link)] == []
 
 
+def test_a_lab_and_its_tutorial_link_each_other() -> None:
+    tutorials = {page.resolve() for page in (ROOT / "tutorials").glob("*.md")}
+    sheets = {page.resolve() for page in (ROOT / "tutorials" / "labs").glob("*/lab.md")}
+    pairs = {
+        (page, target)
+        for page in tutorials | sheets
+        for link in links(page)
+        if (target := (page.parent / link.partition("#")[0]).resolve())
+        in (sheets if page in tutorials else tutorials)
+    }
+
+    assert len(pairs) >= 2 * 6
+    assert {(target, page) for page, target in pairs} - pairs == set()
+
+
 def test_a_broken_link_would_be_found() -> None:
     assert problem(ROOT / "README.md", "docs/nothing.md") == "README.md: docs/nothing.md is not there"
     assert "no such heading" in (problem(ROOT / "README.md", "docs/explain/lifecycle.md#nothing") or "")
