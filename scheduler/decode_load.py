@@ -87,10 +87,11 @@ class DecodeLoad:
         """Predict how many sequences will decode at a time, which is not before now.
 
         A sequence decodes at a time if it begins by then (at that time, too) and does not end by then. It
-        ends t_d after it began: `answer_tokens` steps of tbt_s. There are two exceptions. One that decodes
-        now and should have ended by now ends after the mean excess of long answers: `_excess.value` steps
-        from now, or 0 if no excess is measured. One that should have begun by now begins now. Before the
-        first answer nothing is known of t_d, and no sequence ends.
+        ends t_d after it began: `answer_tokens` steps of tbt_s. One that ends exactly at `at` does not decode
+        then. There are two exceptions. One that decodes now and should have ended by now ends after the mean
+        excess of long answers: `_excess.value` steps from now, or 0 if no excess is measured. One that should
+        have begun by now begins now. The mean length is `answer_tokens`, which is None before the first
+        answer: nothing is then known of t_d, and no sequence ends.
         """
         # labs:begin 7d
         come = bisect_right(self._expected, at) + len(self._begun)

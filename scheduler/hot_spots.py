@@ -61,10 +61,10 @@ class HotSpots:
         near   whether each one is read from DRAM of that node
 
         The near prefix is the leading blocks that are near. Unless `keys` are more than `_threshold` times
-        as many, no read counts. Otherwise each block that is not near is read once more by `node` now:
-        `_count` notes that. A block is hot with its `_times`-th read. Its pair is then forgotten, so that it
-        counts from 0 again. At the end, the pairs not read for longest are forgotten until `_remembered` are
-        left.
+        as many, no read counts. Otherwise each block that is not near is read once more by `node` now, front
+        to back: `_count` notes that. A block is hot with its `_times`-th read. Its pair then leaves `_reads`,
+        so that it counts from 0 again. At the end, the pairs not read for longest are forgotten until
+        `_remembered` are left.
         """
         # labs:begin 7c
         near_len = next((index for index, is_near in enumerate(near) if not is_near), len(near))

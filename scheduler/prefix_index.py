@@ -95,7 +95,8 @@ class Leading:
         run begins, the last one at `blocks`. `nodes` of the places has a bit for each node that has the run
         in DRAM: 1 << column. A node counts until the first run that it does not have. What it has after that
         is of no use. `_columns` turns bits into an index array; `columns()` of places is the one of `nodes`,
-        which is kept for the next time. Lengths are a new array at each call.
+        which is kept for the next time. Other prompts share the places, so they must not change. Lengths are
+        a new array at each call.
         """
         # labs:begin 7a
         lengths = np.zeros(len(self._index.nodes), np.int64)

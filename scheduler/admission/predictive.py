@@ -33,8 +33,9 @@ class Predictive(Early):
 
         TBT is the first of the `mean_tbt_terms`, plus the second for each other sequence. The others are
         those that `decode_load` predicts for that time, plus `held.sequences` for a new request: requests
-        that are held begin before it. For one that is held itself (`in state.held`), none are added.
-        The others are at most the `decode_slots` that the request's own `n` leaves, and at least 0.
+        that are held begin before it. For one that is held itself (`request.request_id in state.held`), none
+        are added. The others are at most the `decode_slots` that the request's own `n` leaves, and at
+        least 0.
 
         Predicting the load needs a TBT, which depends on the load. The search begins at the larger of
         `slo_tbt_s` and TBT with those that decode now (`running`), also where these exceed the slots. Each

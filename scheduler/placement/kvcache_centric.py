@@ -39,9 +39,11 @@ class KVCacheCentric:
         times `near`, or the instance lacks at most as many blocks as lie on SSD alone (`pool.ssd_blocks`).
         Second, fetching and then computing the rest is faster than computing all that follows `near`. It then
         reuses `best` blocks, and `fetch_s` is its transfer. Otherwise it reuses `near` blocks without one.
+        `near` may exceed `best`: own pages count.
 
         The `fetch` of the result is true where `reused` is `best`, also if nothing is fetched now: there may
-        be more of the prefix when the prefill begins.
+        be more of the prefix when the prefill begins. Returns one array with a row per instance for each
+        field. The arrays of the view are not changed.
         """
         # labs:begin 7b
         near, best = view.near, view.best

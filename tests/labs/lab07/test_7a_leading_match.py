@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
@@ -16,31 +17,67 @@ NEEDED = 4
 
 
 class Seen(msgspec.Struct):
-    """What near_columns() returned, and again at a second call; its type and shape; operations on sets."""
+    """What near_columns() returned, the type and shape of that, and operations on sets."""
 
-    lengths: list[int]
-    again: list[int]
+    lengths: list[int | float]
     kind: str
     operations: int
 
 
+class Run(msgspec.Struct):
+    """A run after the call: the columns in `nodes` of its places, and in their index array."""
+
+    nodes: list[int]
+    columns: list[int]
+
+
+class Shared(msgspec.Struct):
+    """What two prompts got whose runs are the same, in opposite orders, and lie in the same places.
+
+    first, again    lengths of the first prompt, at its two calls
+    runs, starts    those of the first prompt after its first call
+    other, alone    lengths of the second prompt, after that call, and with places of its own
+    """
+
+    first: list[int | float]
+    again: list[int | float]
+    runs: list[Run]
+    starts: list[int]
+    other: list[int | float]
+    alone: list[int | float]
+
+
+def ends_of(runs: Runs) -> list[int]:
+    """The block that each run begins with, and the end of the last one."""
+    return [sum(blocks for blocks, _ in runs[:number]) for number in range(len(runs) + 1)]
+
+
+def inputs_of(num_nodes: int, runs: Runs) -> dict[str, Any]:
+    ends = ends_of(runs)
+    nodes = [nodes for _, nodes in runs]
+    return {"num_nodes": num_nodes, "nodes": nodes, "starts": ends[:-1], "blocks": ends[-1]}
+
+
 def near(lab: Judge, num_nodes: int, runs: Runs) -> Seen:
-    ends = [sum(blocks for blocks, _ in runs[:number]) for number in range(len(runs) + 1)]
-    inputs = {
-        "num_nodes": num_nodes,
-        "nodes": [nodes for _, nodes in runs],
-        "starts": ends[:-1],
-        "blocks": ends[-1],
-    }
-    seen = lab.ask("near", inputs, Seen, f"near_columns() of {told(num_nodes, runs)}")
+    seen = lab.ask("near", inputs_of(num_nodes, runs), Seen, f"near_columns() of {told(num_nodes, runs)}")
+    draw(lab, num_nodes, runs, seen.lengths)
+    return seen
+
+
+def shared(lab: Judge, num_nodes: int, runs: Runs) -> Shared:
+    called = f"near_columns() of {told(num_nodes, runs)}; of the same runs in opposite order"
+    seen = lab.ask("shared", inputs_of(num_nodes, runs), Shared, called)
+    draw(lab, num_nodes, runs, seen.first)
+    return seen
+
+
+def draw(lab: Judge, num_nodes: int, runs: Runs, lengths: list[int | float]) -> None:
+    ends = ends_of(runs)
     rows = [[f"{a} to {b - 1}", shown(nodes)] for (a, b), (_, nodes) in zip(pairwise(ends), runs)]
-    rows += [
-        [f"-> column {column}", f"{length} blocks came back"] for column, length in enumerate(seen.lengths)
-    ]
+    rows += [[f"-> column {column}", f"{length} blocks came back"] for column, length in enumerate(lengths)]
     title = f"a prompt of {ends[-1]} blocks and {num_nodes} nodes, and what came back"
     columns = ["blocks", "columns of the nodes that have them in DRAM"]
     lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
-    return seen
 
 
 def shown(nodes: list[int]) -> str:
@@ -126,18 +163,22 @@ def test_a_run_that_lies_on_ssd_alone_ends_every_node(lab: Judge) -> None:
 
 
 def test_lengths_are_one_int64_array_with_a_place_for_each_node(lab: Judge) -> None:
-    num_nodes = lab.random.randint(65, 90)
-    last = num_nodes - 1
-    runs: Runs = [(blocks(lab), [3, 64, last]), (blocks(lab), [64, last])]
-    seen = near(lab, num_nodes, runs)
+    num_nodes = lab.random.randint(5, 90)
+    runs: Runs = [(blocks(lab), [0, 2]), (blocks(lab), [2])]
     lab.expect(
-        seen.kind,
+        near(lab, num_nodes, runs).kind,
         f"int64 [{num_nodes}]",
         f"near_columns() of {told(num_nodes, runs)} (type and shape)",
         "the lengths are (nodes,) int64, by the column of the node",
     )
+
+
+def test_the_column_of_a_node_is_its_bit(lab: Judge) -> None:
+    num_nodes = lab.random.randint(65, 90)
+    last = num_nodes - 1
+    runs: Runs = [(blocks(lab), [3, 64, last]), (blocks(lab), [64, last])]
     lab.expect(
-        {column: length for column, length in enumerate(seen.lengths) if length},
+        {column: length for column, length in enumerate(near(lab, num_nodes, runs).lengths) if length},
         {3: runs[0][0], 64: runs[0][0] + runs[1][0], last: runs[0][0] + runs[1][0]},
         f"near_columns() of {told(num_nodes, runs)} (columns with a length)",
         "column c of the result is the node of bit c, also beyond 64 nodes",
@@ -156,14 +197,40 @@ def test_random_prompts_have_the_lengths_that_a_walk_node_by_node_finds(lab: Jud
         )
 
 
-def test_a_second_call_gives_the_same(lab: Judge) -> None:
-    runs = some_runs(lab, 20, 6)
-    seen = near(lab, 20, runs)
+def test_a_call_leaves_the_runs_as_they_are(lab: Judge) -> None:
+    runs = [*some_runs(lab, 20, 5), (blocks(lab), [*range(20)])]
+    seen = shared(lab, 20, runs)
+    called = f"near_columns() of {told(20, runs)}"
+    kept = "the places belong to the index, and other prompts share them: a call does not change them"
+    lab.expect(len(seen.runs), len(runs), f"{called} (runs in `_places` then)", "a call does not remove runs")
+    for number, (one, (_, nodes)) in enumerate(zip(seen.runs, runs)):
+        lab.expect(one.nodes, nodes, f"{called} (`nodes` of run {number} then)", kept)
+        lab.expect(
+            one.columns,
+            nodes,
+            f"{called} (`columns()` of run {number} then)",
+            f"{kept}, nor the index arrays that they keep",
+        )
+    lab.expect(
+        seen.starts, ends_of(runs)[:-1], f"{called} (`_starts` then)", "a call does not change `_starts`"
+    )
     lab.expect(
         seen.again,
-        model(20, runs),
-        f"near_columns() of {told(20, runs)}, called a second time",
-        "a call leaves the runs and their index arrays as they are",
+        seen.first,
+        f"{called}, called a second time (expected: what the first call returned)",
+        "a second call returns the same as the first one",
+    )
+
+
+def test_prompts_that_share_places_do_not_disturb_each_other(lab: Judge) -> None:
+    runs = [*some_runs(lab, 20, 5), (blocks(lab), [*range(20)])]
+    seen = shared(lab, 20, runs)
+    lab.expect(
+        seen.other,
+        seen.alone,
+        f"near_columns() of {told(20, runs[::-1])}; after a prompt with these runs in the opposite order "
+        "(expected: what you return for this prompt alone)",
+        "the places belong to the index, and other prompts share them: a call does not change them",
     )
 
 

@@ -109,7 +109,7 @@ def test_a_sequence_counts_from_its_beginning_on(lab: Judge) -> None:
 
 def test_a_sequence_that_decodes_now_ends_t_d_after_it_began(lab: Judge) -> None:
     began = 100.0 - lab.random.randint(1, 70) / 8  # t_d is 10 s
-    cases = [Case([], [began], began + 10 + by, excess=None) for by in (-0.125, 0.0, 0.125)]
+    cases = [Case([], [began], began + 10 + by) for by in (-0.125, 0.0, 0.125)]
     load(lab, cases, "a sequence ends t_d after it began; at that time it decodes no more")
 
 
@@ -122,13 +122,23 @@ def test_a_sequence_that_is_expected_may_end_by_then_too(lab: Judge) -> None:
 def test_a_sequence_that_should_have_begun_begins_now(lab: Judge) -> None:
     planned = [100.0 - lab.random.randint(1, 200) / 8 for _ in range(3)]
     cases = [Case(planned, [], at) for at in (100.0, 109.875, 110.0)]
-    load(lab, cases, "a sequence that should have begun by now begins now, so it ends t_d after now")
+    load(
+        lab,
+        cases,
+        "a sequence that should have begun by now begins now, so it ends t_d after now; at the time when it "
+        "ends, it decodes no more",
+    )
 
 
 def test_a_sequence_that_should_have_ended_goes_on_for_the_mean_excess(lab: Judge) -> None:
     began = [90.0 - lab.random.randint(0, 200) / 8, 90.0]  # both should have ended by now, 100 s
     cases = [Case([], began, at) for at in (100.0, 104.875, 105.0, 105.125)]
-    load(lab, cases, "one that should have ended by now ends after excess x tbt_s, counted from now")
+    load(
+        lab,
+        cases,
+        "one that should have ended by now ends after excess x tbt_s, counted from now; at the time "
+        "when it ends, it decodes no more",
+    )
     cases = [Case([], began, at, excess=None) for at in (100.0, 101.0)]
     load(lab, cases, "before an excess is measured, one that should have ended by now ends now")
 
@@ -146,7 +156,7 @@ def random_case(lab: Judge, expected: int, begun: int) -> Case:
     return Case(
         expected=[100 + lab.random.randint(-40, 200) / 8 for _ in range(expected)],
         begun=[100 - lab.random.randint(0, 300) / 8 for _ in range(begun)],
-        at=100 + lab.random.randint(0, 240) / 8,
+        at=100 + lab.random.randint(0, 240) / 8 + 1 / 16,  # nothing begins or ends just then
         tokens=tokens,
         excess=lab.random.choice([None, 8.0, 24.0, 160.0]),
         tbt_s=lab.random.choice([0.0625, 0.125]),
@@ -155,6 +165,7 @@ def random_case(lab: Judge, expected: int, begun: int) -> Case:
 
 def test_random_books_give_the_load_that_one_sequence_after_the_other_gives(lab: Judge) -> None:
     cases = [random_case(lab, lab.random.randint(0, 12), lab.random.randint(0, 12)) for _ in range(150)]
+    cases += [random_case(lab, lab.random.randint(100, 300), lab.random.randint(100, 300)) for _ in range(5)]
     load(lab, cases, "the load is the number of sequences that begin by then and do not end by then")
 
 
@@ -162,8 +173,8 @@ def test_ascending_times_are_searched_and_not_counted_one_by_one(lab: Judge) -> 
     case = random_case(lab, lab.size.expected, lab.size.begun)
     # A short answer with a long excess: sequences of both lists end by then, and late ones go on.
     case.at, case.tokens, case.excess, case.tbt_s = 105.0, 32.0, 80.0, 0.125
-    (seen,) = load(
-        lab, [case], "the load is the number of sequences that begin by then and do not end by then"
-    )
+    (seen,) = lab.ask("load", [asdict(case)], list[Seen], case.told())
     needed = SEARCHES // 2 * (lab.size.expected.bit_length() + lab.size.begun.bit_length())
     lab.cost(seen.reads, 4 * needed, needed=needed)
+    most = lab.size.expected + lab.size.begun
+    lab.at_most(seen.sequences, most, case.told(), f"there are {most} sequences in both lists")

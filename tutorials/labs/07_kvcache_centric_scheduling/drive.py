@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import scheduler.admission.predictive
+import scheduler.prefix_index
 from scheduler.admission.predictive import Predictive
 from scheduler.decode_load import DecodeLoad
 from scheduler.hot_spots import HotSpots
@@ -25,7 +27,8 @@ from scheduler.prefix_index import Leading, PrefixIndex, _Places
 class CountedBits(int):
     """A set of nodes that counts operations on it, and on what comes from it.
 
-    An operation is an arithmetic one, a comparison, or a conversion to bytes, which `_columns` makes.
+    An operation is an arithmetic one, a comparison, or a conversion to bytes, which `_columns` makes. What
+    Python reads of an index array one by one counts here, too.
     """
 
     count = 0
@@ -50,27 +53,87 @@ for _name in (*OPERATIONS, "to_bytes", "bit_count"):
 CountedBits.__hash__ = int.__hash__  # type: ignore[method-assign]
 
 
+class CountedColumns(np.ndarray):
+    """An index array of nodes that counts each number that Python reads from it, as operations on sets."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for column in super().__iter__():
+            CountedBits.count += 1
+            yield column
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        CountedBits.count += not isinstance(found, np.ndarray)
+        return found
+
+    def tolist(self) -> Any:
+        """Return the same numbers; each of them is read."""
+        CountedBits.count += self.size
+        return super().tolist()
+
+
 def near(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Ask for the lengths of a prompt, twice. nodes: the columns that have each run; starts: of the runs."""
+    """Ask for the lengths of a prompt. nodes: the columns that have each run; starts: of the runs."""
+    leading = _leading(_places(inputs["nodes"]), inputs)
+    with _counted_columns():
+        CountedBits.count = 0
+        found = leading.near_columns()
+        operations = CountedBits.count
+    told = array_of(found, "near_columns() returned")
+    kind = f"{told.dtype} {list(told.shape)}"
+    return {"lengths": _numbers(told), "kind": kind, "operations": operations}
+
+
+def shared(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Ask for the lengths of a prompt, twice, and of the prompt with the same runs in the opposite order.
+
+    The second prompt is asked alone, and after the first one, with which it shares the places.
+    """
+    starts, blocks = inputs["starts"], inputs["blocks"]
+    opposite = {**inputs, "starts": [blocks - end for end in reversed([*starts[1:], blocks])]}
+    places = _places(inputs["nodes"])
+    leading = _leading(places, inputs)
+    first = _numbers(leading.near_columns())
+    runs = [{"nodes": _bits(one.nodes), "columns": one.columns().tolist()} for one in leading._places]
+    told = {"first": first, "runs": runs, "starts": list(leading._starts)}
+    told["other"] = _numbers(_leading(places[::-1], opposite).near_columns())
+    told["alone"] = _numbers(_leading(_places(inputs["nodes"])[::-1], opposite).near_columns())
+    return told | {"again": _numbers(leading.near_columns())}
+
+
+@contextmanager
+def _counted_columns() -> Iterator[None]:
+    """Let every new index array count what is read from it."""
+    module = vars(scheduler.prefix_index)
+    real = module["_columns"]
+    module["_columns"] = lambda nodes: real(nodes).view(CountedColumns)
+    try:
+        yield
+    finally:
+        module["_columns"] = real
+
+
+def _leading(places: list[_Places], inputs: dict[str, Any]) -> Leading:
     index = PrefixIndex()
     for node in range(inputs["num_nodes"]):
         index.add_node(node)
-    places = [
+    return Leading(inputs["blocks"], 0, [*places], [*inputs["starts"]], index)
+
+
+def _bits(nodes: int) -> list[int]:
+    return [column for column in range(nodes.bit_length()) if nodes >> column & 1]
+
+
+def _places(nodes: list[list[int]]) -> list[_Places]:
+    return [
         _Places(1 << number, CountedBits(sum(1 << column for column in columns)))
-        for number, columns in enumerate(inputs["nodes"])
+        for number, columns in enumerate(nodes)
     ]
-    leading = Leading(inputs["blocks"], 0, places, list(inputs["starts"]), index)
-    CountedBits.count = 0
-    first = leading.near_columns()
-    operations = CountedBits.count
-    told = array_of(first, "near_columns() returned")
-    again = array_of(leading.near_columns(), "near_columns() returned")
-    return {
-        "lengths": told.tolist(),
-        "again": again.tolist(),
-        "kind": f"{told.dtype} {list(told.shape)}",
-        "operations": operations,
-    }
+
+
+def _numbers(lengths: np.ndarray) -> list[Any]:
+    """Return lengths as a list; whole numbers are integers there, whatever their type in the array."""
+    return [int(length) if length == int(length) else length for length in np.ravel(lengths).tolist()]
 
 
 def array_of(found: Any, what: str) -> Any:
@@ -86,16 +149,16 @@ def array_of(found: Any, what: str) -> Any:
 class SeenView:
     """What a policy reads of a view: columns, and predictions that count their rows.
 
-    rows   that `prefill_s` and `fetch_s` have predicted. `fetch_s` is kept, and counts once.
+    predicted   rows that `prefill_s` and `fetch_s` have predicted. `fetch_s` is kept, and counts once.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
-        self.near, self.queue_s = _column(given["near"]), _column(given["queue_s"])
+        self.near, self.queue_s = np.array(given["near"], float), np.array(given["queue_s"], float)
         self.best = float(given["best"])
         self.pool = SimpleNamespace(blocks=given["best"], ssd_blocks=given["ssd_blocks"])
         self.predicted = 0
         self._table = np.array(given["prefill_s"])
-        self._fetch_s = _column(given["fetch_s"])
+        self._fetch_s = np.array(given["fetch_s"], float)
         self._is_fetch_known = False
 
     def prefill_s(self, reused: Any) -> np.ndarray:
@@ -116,18 +179,17 @@ class SeenView:
             self.predicted += len(self.near)
         return self._fetch_s
 
-
-def _column(values: list[float]) -> np.ndarray:
-    column = np.array(values, np.float64)
-    column.flags.writeable = False  # a policy changes nothing
-    return column
+    def changed(self, given: dict[str, Any]) -> list[str]:
+        """Return the names of the columns that are no longer as they were given."""
+        columns = {"near": self.near, "queue_s": self.queue_s, "fetch_s": self._fetch_s}
+        return [name for name, column in columns.items() if not np.array_equal(column, given[name])]
 
 
 def rank(inputs: dict[str, Any]) -> dict[str, Any]:
     """Rank the instances of a view that is made by hand."""
     view = SeenView(inputs)
     ranked = KVCacheCentric(inputs["threshold"]).rank(view)  # type: ignore[arg-type]
-    told: dict[str, Any] = {"predicted": view.predicted}
+    told: dict[str, Any] = {"predicted": view.predicted, "changed": view.changed(inputs)}
     count = len(inputs["near"])
     for name in ("score", "reused", "transfer_s", "prefill_s", "fetch"):
         column = array_of(getattr(ranked, name), f"{name} of rank() is")
@@ -323,4 +385,4 @@ def tbt(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return seen
 
 
-CALLS = {"near": near, "rank": rank, "hot": hot, "load": load, "tbt": tbt}
+CALLS = {"near": near, "shared": shared, "rank": rank, "hot": hot, "load": load, "tbt": tbt}
