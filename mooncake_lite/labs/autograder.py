@@ -14,7 +14,7 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import Lab
 from mooncake_lite.labs.release import release, template
 
-PACKAGES = ("click", "jinja2", "ml_dtypes", "msgspec", "numba", "numpy", "pytest", "ruff", "xxhash")
+PACKAGES = ("click", "jinja2", "ml_dtypes", "msgspec", "numba", "numpy", "pytest", "pyzmq", "ruff", "xxhash")
 """What grading imports. constraints.txt of the release has their versions."""
 COMPILER = "numba-cuda[cu13]"
 """Lowers kernels to PTX, without a GPU."""

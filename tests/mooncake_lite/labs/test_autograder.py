@@ -135,7 +135,7 @@ def test_the_autograder_of_each_other_lab_grades_a_right_region(machine: Path, n
     unpacked(machine, lab)
     first = lab.tasks[0]
     tests = graded(machine, {first.id: reference(lab)[first.id]}, wrapped=[])
-    assert (total(tests), total(tests, first.id)) == (first.points.total, first.points.total)
+    assert (total(tests), total(tests, first.id)) == (first.points.total, first.points.total), tests
 
 
 def total(tests: dict[str, dict[str, object]], task: str = "") -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -88,10 +89,10 @@ def test_requests_are_sent_at_their_times_although_others_are_open() -> None:
     async def clients(port: int) -> list[Reply]:
         return await at_their_times(port, asks, lambda: told.append(1), patience_s=0.2)
 
+    began = time.perf_counter()
     replies, _ = talk(STREAM, clients, hold=True)
-    first = min(reply.sent_s for reply in replies)
     assert [reply.ask for reply in replies] == asks
-    assert [reply.sent_s - first >= reply.ask.at_s - 0.005 for reply in replies] == [True] * 3
+    assert [reply.sent_s - began >= reply.ask.at_s for reply in replies] == [True] * 3
     assert len(told) == 3
 
 
