@@ -209,4 +209,5 @@ def test_the_victims_on_a_trace_are_those_of_the_rule(lab: Judge) -> None:
     victims, hits = model_of(requests, lab.size.pool_blocks, insert_first=False)
     seen = replayed(lab, "leaves-first", requests, insert_first=False)
     expect_same(lab, seen, victims, hits, requests, "a block goes before one comes in")
-    lab.cost(seen.steps, 4 * len(victims), needed=len(victims))
+    # Code that counts children before it yields looks up four more entries for each victim; it is lazy too.
+    lab.cost(seen.steps, 6 * len(victims), needed=len(victims))

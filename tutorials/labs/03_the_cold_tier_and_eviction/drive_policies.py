@@ -17,7 +17,7 @@ from store.policies.s3fifo import S3FIFO
 from store.ranking import Ranking
 
 MOST_DRAWN = 16
-"""Items of a pool that `labs show` draws."""
+"""Items of a queue, or of a tree, that `labs show` draws."""
 
 
 class Reads:
@@ -145,6 +145,12 @@ class WatchedRanking(Ranking[int]):
             yield item
 
 
+def first_of(items: list[str]) -> str:
+    """Return the items that are drawn, and how many more there are."""
+    more = len(items) - MOST_DRAWN
+    return " ".join(items[:MOST_DRAWN] + ([f"and {more} more"] if more > 0 else []))
+
+
 class SeenLeaves(LeavesFirst):
     """The policy of 3c. Its region reads a tree and a ranking."""
 
@@ -163,12 +169,8 @@ class SeenLeaves(LeavesFirst):
         """Return the items from cold to hot: each after a slash after its parent."""
         cold_first = sorted(self._used, key=lambda item: dict.__getitem__(self._used, item))
         parents = [dict.__getitem__(self._parent, item) for item in cold_first]
-        return [
-            " ".join(
-                f"{item}" if parent is None else f"{parent}/{item}"
-                for item, parent in zip(cold_first, parents)
-            )
-        ]
+        pairs = zip(cold_first, parents)
+        return [first_of([f"{item}" if parent is None else f"{parent}/{item}" for item, parent in pairs])]
 
 
 class SeenQueues(S3FIFO):
@@ -187,7 +189,7 @@ class SeenQueues(S3FIFO):
     def drawn(self) -> list[str]:
         """Return both queues, the oldest item first, with one * for each use."""
         queues = self._small, self._main
-        return [" ".join(f"{item}{'*' * uses}" for item, uses in queue.items()) for queue in queues]
+        return [first_of([f"{item}{'*' * uses}" for item, uses in queue.items()]) for queue in queues]
 
 
 Seen = SeenLeaves | SeenQueues
@@ -241,7 +243,7 @@ def events(inputs: dict[str, Any]) -> list[dict[str, Any]]:
         elif verb == "delete":
             policy.on_remove(more[0], evicted=False)
         else:
-            drawn = policy.drawn() if len(policy) <= MOST_DRAWN else []
+            drawn = policy.drawn()
             victim = None
             if verb == "offer":
                 items = list(itertools.islice(offered(policy), more[0]))
