@@ -109,7 +109,7 @@ def expect_sum(lab: Judge, nbytes: int, before: Sequence[Range], after: After) -
             nbytes,
             f"allocate_extents({nbytes:,}) with holes of {[size for _, size in before]} bytes (sum of the"
             f" sizes of the extents {after.got})",
-            "the sizes of the extents add up to nbytes: the range of the last one is rounded up, not its size",
+            "the sizes of the extents add up to nbytes: only the range of the last one is rounded up",
         )
 
 

@@ -219,6 +219,16 @@ def test_asking_again_offers_the_same_item_first(lab: Judge) -> None:
 
 
 def test_every_item_is_offered_exactly_once(lab: Judge) -> None:
+    a, b, c, d = names(lab, 4)
+    start: list[Step] = [*(("insert", item, None) for item in (a, b, c, d)), ("use", a), ("use", a)]
+    (offer,) = queue_offers(lab, 20, [*start, ("offer", ALL)])
+    lab.expect(
+        offer.offered,
+        [b, c, d, a],
+        f"20 places, 2 of them small; {in_words(start)} (all that is yielded)",
+        f"items that are done count in the length of their queue: with {b} and {c} done, the small queue still"
+        f" has 3 items, so {d} is judged before {a}, which is in the main queue",
+    )
     items = names(lab, 12)
     used = [item for item in items for _ in range(lab.random.randint(0, 4))]
     lab.random.shuffle(used)

@@ -14,7 +14,7 @@ from tests.labs.lab03.files import HEADER, TABLES, Made, mixed_file, plain_file
 class Opened(msgspec.Struct):
     """What open_sealed returned or raised, the bytes that it read, and the files that it left open.
 
-    returned   the type of what came back
+    returned   the type of what came back, or None
     named      whether path and number are those that were given
     bad_rows   rows whose block read_block refuses
     """

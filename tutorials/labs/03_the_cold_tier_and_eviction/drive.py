@@ -325,9 +325,9 @@ def _opened(path: Path, number: int, given: dict[str, Any]) -> dict[str, Any]:
         vars(store.segment_file)["os"] = os
         told["left_open"] = watched.left_open()
     told["read"] = watched.read_bytes
-    told["returned"] = "" if told["raised"] else type(file).__name__
     if file is None:
-        return told
+        return told | {"returned": "None"}
+    told["returned"] = type(file).__name__
     return told | {
         "named": [file.path == path, file.number == number],
         "keys": file.keys.tolist(),
