@@ -374,7 +374,8 @@ def test_at_most_its_share_of_a_segment_waits(lab: Judge) -> None:
                 (after.said, len(after.waiting), after.skipped),
                 ("visible", min(number + 1, most), max(0, number + 1 - most)),
                 f"put_end() of #{number + 1}; share {share} of {places} blocks (result, waiting, skipped)",
-                f"at most {share} x {places} blocks wait for a slow disk; the others are counted",
+                f"at most {share} x {places} blocks wait for a slow disk, this one included: one that just"
+                " reaches the share waits, and one beyond it is counted",
             )
         lab.expect(
             seen[-1].said,
