@@ -145,10 +145,12 @@ class WatchedRanking(Ranking[int]):
             yield item
 
 
-def first_of(items: list[str]) -> str:
-    """Return the items that are drawn, and how many more there are."""
-    more = len(items) - MOST_DRAWN
-    return " ".join(items[:MOST_DRAWN] + ([f"and {more} more"] if more > 0 else []))
+def shortened(items: list[str]) -> str:
+    """Return the items that are drawn: the last three too, and how many are left out before them."""
+    left_out = len(items) - MOST_DRAWN
+    if left_out > 0:
+        items = [*items[: MOST_DRAWN - 3], f"({left_out} more)", *items[-3:]]
+    return " ".join(items)
 
 
 class SeenLeaves(LeavesFirst):
@@ -170,7 +172,7 @@ class SeenLeaves(LeavesFirst):
         cold_first = sorted(self._used, key=lambda item: dict.__getitem__(self._used, item))
         parents = [dict.__getitem__(self._parent, item) for item in cold_first]
         pairs = zip(cold_first, parents)
-        return [first_of([f"{item}" if parent is None else f"{parent}/{item}" for item, parent in pairs])]
+        return [shortened([f"{item}" if parent is None else f"{parent}/{item}" for item, parent in pairs])]
 
 
 class SeenQueues(S3FIFO):
@@ -189,7 +191,7 @@ class SeenQueues(S3FIFO):
     def drawn(self) -> list[str]:
         """Return both queues, the oldest item first, with one * for each use."""
         queues = self._small, self._main
-        return [first_of([f"{item}{'*' * uses}" for item, uses in queue.items()]) for queue in queues]
+        return [shortened([f"{item}{'*' * uses}" for item, uses in queue.items()]) for queue in queues]
 
 
 Seen = SeenLeaves | SeenQueues
