@@ -87,9 +87,9 @@ class RangeAllocator:
         nbytes   at least 1
 
         Returns the extents in the order of the object's bytes; their sizes add up to nbytes. While what is
-        left fits into no hole, the whole of a largest hole is taken. The rest is a best fit again: it begins
-        the smallest hole that holds it. So all extents but the last are whole units long, and each can be
-        freed by itself. Which of several holes of one size is taken does not matter.
+        left fits into no hole, the whole of a largest hole is taken. The rest is a best fit again: it is
+        taken from the front of the smallest hole that holds it. So all extents but the last are whole units
+        long, and each can be freed by itself. Which of several holes of one size is taken does not matter.
         Returns None, and takes nothing, only when fewer than padded(nbytes) bytes are free.
         """
         # labs:begin 3a

@@ -128,8 +128,9 @@ class Ledger:
         first, the copy joins the others (`_join_copies`), and it is never saved.
         Any other object is saved if its segment has a saver and no tier knows the key. It is then unsaved,
         which keeps it in DRAM; its save is started in the index of the tiers, and it is put at the end of
-        _saves. But at most _max_unsaved_share of the segment's capacity may be unsaved, this object's
-        nbytes included: beyond that it is not saved, and counted in "saves_skipped".
+        _saves. But at most _max_unsaved_share of the segment's capacity may be unsaved. Its nbytes (not its
+        padded size) are added to what is unsaved already. An object beyond the share is not saved, and is
+        counted in "saves_skipped".
         """
         # labs:begin 3b
         segment = self._segments[obj.rank]

@@ -47,7 +47,7 @@ def offers(
             *map(str, offer.offered[:MOST_SHOWN]),
             *(() if offer.victim is None else [f"{offer.victim} evicted"]),
         ]
-        rows.append([in_words([step]), *(offer.drawn or ["..."] * len(columns)), " ".join(told) or "nothing"])
+        rows.append([in_words([step]), *offer.drawn, " ".join(told) or "nothing"])
     table = {"kind": "table", "title": title, "columns": ["step", *columns, "came back"], "rows": rows[-16:]}
     lab.trace(table)
     return seen

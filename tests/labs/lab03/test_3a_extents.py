@@ -33,13 +33,18 @@ def play(lab: Judge, steps: Sequence[Step], capacity: int, last: int = 2) -> lis
     inputs = {"capacity": capacity, "alignment": UNIT, "steps": steps, "last": last}
     told_last = " and ".join(map(told, steps[-2:]))
     seen = lab.ask("extents", inputs, list[After], called=f"{len(steps)} steps, the last ones {told_last}")
-    rows, before = [], [(0, capacity)]
+    rows, before = list[list[str]](), [(0, capacity)]
     for step, after in zip(steps[len(steps) - last :], seen):
         if step[0] == "extents":
-            rows.append([told(step), drawn(before), "None" if after.got is None else drawn(after.got)])
+            got = (
+                "None" if after.got is None else " ".join(f"{at // UNIT}+{size:,}B" for at, size in after.got)
+            )
+            rows.append([told(step), drawn(before), got, drawn(after.holes)])
         before = after.holes
-    title = f"holes and extents as offset+size, in units of {UNIT} bytes"
-    columns = ["call", "holes before", "came back"]
+    title = (
+        f"holes as offset+size, in units of {UNIT} bytes; what came back as offset in units + size in bytes"
+    )
+    columns = ["call", "holes before", "came back", "holes after"]
     lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows[-20:]})
     lab.expect(
         seen[-1].raised or "no error",
@@ -74,21 +79,38 @@ def holes_of(sizes: Sequence[int]) -> tuple[list[Step], int]:
     )
 
 
-def in_sizes(got: Sequence[Range] | None) -> list[int] | None:
-    """The sizes of extents."""
-    return None if got is None else [size for _, size in got]
+def padded(nbytes: int) -> int:
+    """The bytes of a range, rounded up to whole units."""
+    return -(-nbytes // UNIT) * UNIT
 
 
-def expected_sizes(nbytes: int, holes: Sequence[Range]) -> list[int] | None:
-    """The sizes of the extents that the rule of the docstring gives."""
-    sizes = sorted(size for _, size in holes)
-    if -(-nbytes // UNIT) * UNIT > sum(sizes):
+def in_units(got: Sequence[Range] | None) -> list[int] | None:
+    """The bytes that extents take, each rounded up."""
+    return None if got is None else [padded(size) for _, size in got]
+
+
+def expected_units(nbytes: int, holes: Sequence[Range]) -> list[int] | None:
+    """The bytes that the extents take by the rule of the docstring, each rounded up."""
+    sizes, left = sorted(size for _, size in holes), padded(nbytes)
+    if left > sum(sizes):
         return None
     found = []
-    while nbytes > sizes[-1]:
+    while left > sizes[-1]:
         found.append(sizes.pop())
-        nbytes -= found[-1]
-    return [*found, nbytes]
+        left -= found[-1]
+    return [*found, left]
+
+
+def expect_sum(lab: Judge, nbytes: int, before: Sequence[Range], after: After) -> None:
+    """The sizes must be those of the object, and not those of its ranges."""
+    if after.got is not None:
+        lab.expect(
+            sum(size for _, size in after.got),
+            nbytes,
+            f"allocate_extents({nbytes:,}) with holes of {[size for _, size in before]} bytes (sum of the"
+            f" sizes of the extents {after.got})",
+            "the sizes of the extents add up to nbytes: only the range of the last one is rounded up",
+        )
 
 
 def left_of(holes: Sequence[Range], extents: Sequence[Range]) -> list[Range]:
@@ -99,7 +121,7 @@ def left_of(holes: Sequence[Range], extents: Sequence[Range]) -> list[Range]:
         for offset, nbytes in sorted(extents):
             if begin <= offset < end:
                 found.append((begin, offset - begin))
-                begin = offset + -(-nbytes // UNIT) * UNIT
+                begin = offset + padded(nbytes)
         found.append((begin, end - begin))
     return [(begin, size) for begin, size in found if size]
 
@@ -107,13 +129,28 @@ def left_of(holes: Sequence[Range], extents: Sequence[Range]) -> list[Range]:
 def expect_rule(lab: Judge, nbytes: int, before: Sequence[Range], after: After) -> None:
     """Compare one call of the region with the rule."""
     called = f"allocate_extents({nbytes:,}) with holes of {[size for _, size in before]} bytes"
+    expected = expected_units(nbytes, before)
+    if after.got is None or expected is None:
+        lab.expect(
+            after.got,
+            expected and "extents",
+            f"{called}, {sum(size for _, size in before):,} in all",
+            "None is returned only when fewer than padded(nbytes) bytes are free",
+        )
+        lab.expect(
+            after.holes,
+            before,
+            f"{called} (holes after None came back)",
+            "what does not fit takes nothing: when None is returned, all holes are still free",
+        )
+        return
     lab.expect(
-        in_sizes(after.got),
-        expected_sizes(nbytes, before),
-        f"{called} (sizes of the extents)",
+        in_units(after.got),
+        expected,
+        f"{called} (bytes that each extent takes, rounded up to {UNIT})",
         "a whole largest hole is taken while nothing holds what is left, and then a range for the rest",
     )
-    extents = after.got or []
+    extents = after.got
     lab.expect(
         after.holes,
         left_of(before, extents),
@@ -129,9 +166,9 @@ def test_an_object_that_fits_into_a_hole_gets_one_range(lab: Judge) -> None:
     before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
     expect_rule(lab, nbytes, before.holes, after)
     fits = min(size for size in sizes if size * UNIT >= nbytes) * UNIT
-    (extent,) = after.got or [(-1, 0)]
+    ((offset, _),) = after.got or [(-1, 0)]
     lab.expect(
-        dict(before.holes).get(extent[0]),
+        dict(before.holes).get(offset),
         fits,
         f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (size of its hole)",
         "best fit: the smallest hole that holds it, so that large holes stay whole",
@@ -175,11 +212,12 @@ def test_only_the_last_extent_is_not_a_whole_number_of_units(lab: Judge) -> None
     nbytes = UNIT * sum(sizes) - lab.random.randrange(1, UNIT)
     before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
     expect_rule(lab, nbytes, before.holes, after)
+    expect_sum(lab, nbytes, before.holes, after)
     lab.expect(
-        (sum(in_sizes(after.got) or [0]), [size % UNIT for size in in_sizes(after.got) or [0]][:-1]),
-        (nbytes, [0] * 4),
-        f"allocate_extents({nbytes}) of {UNIT * sum(sizes)} free bytes (bytes, odd bytes before the last)",
-        "the sizes add up to the bytes of the object, and only the end of the object is rounded up",
+        [size % UNIT for _, size in after.got or []][:-1],
+        [0] * 4,
+        f"allocate_extents({nbytes}) of {UNIT * sum(sizes)} free bytes (odd bytes before the last extent)",
+        "all extents but the last are whole units long, so that each can be freed by itself",
     )
 
 
@@ -190,12 +228,6 @@ def test_none_is_returned_only_when_too_few_bytes_are_free(lab: Judge) -> None:
     for nbytes in (free, free - UNIT + 1, free + 1, free + 10 * UNIT):
         before, after = play(lab, [*steps, ("extents", nbytes)], capacity)[-2:]
         expect_rule(lab, nbytes, before.holes, after)
-    lab.expect(
-        (after.got, after.holes),
-        (None, before.holes),
-        f"allocate_extents({nbytes}) of {free} free bytes (what came back, holes after it)",
-        "what does not fit takes nothing",
-    )
 
 
 def test_each_extent_is_freed_by_itself(lab: Judge) -> None:
@@ -217,23 +249,24 @@ def test_a_random_history_follows_the_rule(lab: Judge) -> None:
     steps: list[Step] = []
     alive: list[int] = []
     free = capacity
-    padded: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for number in range(60):
         if alive and (lab.random.random() < 0.45 or free < 4 * UNIT):
             gone = alive.pop(lab.random.randrange(len(alive)))
             steps.append(("free", gone))
-            free += padded[gone]
+            free += sizes[gone]
             continue
         nbytes = lab.random.randint(1, 10 * UNIT)
-        if (size := -(-nbytes // UNIT) * UNIT) <= free:
+        if (size := padded(nbytes)) <= free:
             alive.append(number)
-            padded[number] = size
+            sizes[number] = size
             free -= size
         steps.append(("extents", nbytes))
     before = [(0, capacity)]
     for step, after in zip(steps, play(lab, steps, capacity, last=len(steps))):
         if step[0] == "extents":
             expect_rule(lab, step[1], before, after)
+            expect_sum(lab, step[1], before, after)
         before = after.holes
 
 
@@ -248,8 +281,8 @@ def test_no_call_reads_all_holes(lab: Judge) -> None:
     needed = 2 * most * count.bit_length() + 1
     lab.cost(after.read, 2 * needed, needed=needed)
     lab.expect(
-        in_sizes(after.got),
-        expected_sizes(nbytes, before.holes),
-        f"allocate_extents({nbytes:,}) with {count} holes of different sizes (sizes of the extents)",
-        "many holes are searched like few",
+        in_units(after.got),
+        expected_units(nbytes, before.holes),
+        f"allocate_extents({nbytes:,}) with {count} holes of different sizes (bytes of extents, rounded up)",
+        "the whole of a largest hole is taken while nothing holds what is left, also among many holes",
     )

@@ -41,10 +41,19 @@ Segments = Sequence[tuple[int, int, int | None]]
 
 
 def play(
-    lab: Judge, segments: Segments, steps: Sequence[Step], share: float = 0.5, only: str = ""
+    lab: Judge,
+    segments: Segments,
+    steps: Sequence[Step],
+    share: float = 0.5,
+    only: str = "",
+    head_dim: int = 8,
 ) -> list[After]:
-    """Play steps, and return what was seen after each, or after those of one verb."""
+    """Play steps, and return what was seen after each, or after those of one verb.
+
+    head_dim   of the blocks, which have 32 bytes for each. A range takes 256 bytes or a multiple of that
+    """
     inputs = {"segments": segments, "max_unsaved_share": share, "steps": steps, "only": only}
+    inputs["head_dim"] = head_dim
     what = f"{len(steps)} steps: {'; '.join(map(words, steps))}"
     seen = lab.ask("puts", inputs, list[After], called=what)
     if only:
@@ -139,7 +148,7 @@ def test_a_visible_block_no_longer_belongs_to_its_request(lab: Judge) -> None:
         (seen[6].states, seen[6].owners),
         ({"0": "visible", "1": "visible"}, []),
         called(steps, 6, "states, owners"),
-        "at its end a request frees what is private to it, and a visible block is not: it belongs to nobody",
+        "at its end a request frees what is private to it. A visible block belongs to no owner (`disown`)",
     )
     lab.expect(
         [after.said for after in seen[7:]],
@@ -184,15 +193,28 @@ def test_a_copy_leaves_the_first_block_of_its_key_in_place(lab: Judge) -> None:
     seen = play(lab, segments, steps)
     after = seen[3]
     lab.expect(
-        (after.visible, after.states, after.policies, after.events),
-        (
-            {str(a): 0},
-            {"0": "visible", "2": "visible"},
-            {"0": [a], "1": [a]},
-            [f"BlockStored {a} dram of rank 1"],
-        ),
-        called(steps, 3, "visible, states, keys of the policies, events"),
-        "a copy is VISIBLE in its own segment too, and lookups go on finding the object published first",
+        after.visible,
+        {str(a): 0},
+        called(steps, 3, "{key: put} that lookups find"),
+        "lookups go on finding the object that was published first: a copy does not take its place",
+    )
+    lab.expect(
+        (after.states, after.policies),
+        ({"0": "visible", "2": "visible"}, {"0": [a], "1": [a]}),
+        called(steps, 3, "states, keys that the policies know"),
+        "a copy is VISIBLE in its own segment too, whose policy may evict it",
+    )
+    lab.expect(
+        after.events,
+        [f"BlockStored {a} dram of rank 1"],
+        called(steps, 3, "events"),
+        "each copy has a BlockStored of its own, which tells that the block can be read there too",
+    )
+    lab.expect(
+        after.owners,
+        [],
+        called(steps, 3, "owners"),
+        "a visible copy belongs to no owner any more (`disown`)",
     )
     lab.expect(
         (after.copies, after.waiting, seen[5].said),
@@ -202,30 +224,55 @@ def test_a_copy_leaves_the_first_block_of_its_key_in_place(lab: Judge) -> None:
     )
 
 
+def test_the_object_published_first_is_found_even_if_it_was_made_as_a_copy(lab: Judge) -> None:
+    (a,) = keys_of(lab, 1)
+    segments: Segments = [(0, 4, 0), (1, 4, 1)]
+    steps: list[Step] = [("put", "r1", 0, a), ("copy", "c1", 1, 0), ("end", 1)]
+    after = play(lab, segments, steps)[-1]
+    lab.expect(
+        (after.visible, after.copies, after.waiting),
+        ({str(a): 1}, 0, [1]),
+        f"{'; '.join(map(words, steps))}: the original is still being written ({{key: put}} that lookups"
+        " find, copies_stored, unsaved puts)",
+        "an object counts as a copy only if its key is visible already. This one is the first, so lookups"
+        " find it, and it is saved",
+    )
+    steps += [("end", 0), ("find", a), ("take",)]
+    after = play(lab, segments, steps)[3]
+    lab.expect(
+        (after.visible, after.copies, after.waiting),
+        ({str(a): 1}, 1, [1]),
+        called(steps, 3, "{key: put} that lookups find, copies_stored, unsaved puts"),
+        "lookups go on finding the object that was published first, which is #1. So #0 joins it as a copy,"
+        " and is not saved",
+    )
+
+
 def test_a_block_stays_in_dram_until_its_tier_has_it(lab: Judge) -> None:
     a, b, c = keys_of(lab, 3)
     steps: list[Step] = [
+        ("put", "r0", 0, None),
         ("put", "r1", 0, a),
         ("put", "r1", 0, b),
-        ("end", 0),
         ("end", 1),
+        ("end", 2),
         ("put", "r2", 0, c),
         ("saved", 0, b),
         ("put", "r2", 0, c),
         ("find", a),
         ("find", b),
     ]
-    seen = play(lab, [(0, 2, 0)], steps, share=1.0)
+    seen = play(lab, [(0, 3, 0)], steps, share=1.0)
     lab.expect(
-        [after.waiting for after in seen[2:6]],
-        [[0], [0, 1], [0, 1], [0]],
+        [after.waiting for after in seen[3:7]],
+        [[1], [1, 2], [1, 2], [1]],
         "put_end() of two blocks, another put_start(), and saved() of the second block (unsaved puts)",
         "a block waits for its save from the moment it is visible until its tier reports it",
     )
     lab.expect(
-        [after.said for after in seen[4:]],
+        [after.said for after in seen[5:]],
         ["full", "", "allocated", "dram of rank 0", "not found"],
-        f"2 places, both unsaved; {'; '.join(map(words, steps[4:]))}",
+        f"3 places, one private and two unsaved; {'; '.join(map(words, steps[5:]))}",
         "an unsaved block is not evicted: its bytes are nowhere else. After saved() it may go",
     )
 
@@ -244,7 +291,7 @@ def test_a_key_that_a_tier_knows_is_not_saved_again(lab: Judge) -> None:
         ("end", 7),
         ("take",),
     ]
-    seen = play(lab, [(0, 2, 0), (1, 2, 1)], steps)
+    seen = play(lab, [(0, 2, 0), (1, 2, 1)], steps, share=1.0)
     lab.expect(
         (seen[2].said, seen[6].said),
         (f"rank 0: [{a}]", "ssd of rank 0"),
@@ -256,6 +303,31 @@ def test_a_key_that_a_tier_knows_is_not_saved_again(lab: Judge) -> None:
         ("visible", [], ""),
         f"{called(steps, 8, 'result, unsaved puts, what take_saves() then returns')}; rank 0 has it on SSD",
         "a block that any tier knows becomes visible and is not written again",
+    )
+
+
+def test_a_key_that_a_tier_knows_is_no_skipped_save(lab: Judge) -> None:
+    a, b = keys_of(lab, 2)
+    steps: list[Step] = [
+        ("put", "r1", 0, a),
+        ("end", 0),
+        ("take",),
+        ("durable", 0, a),
+        ("put", "r2", 0, None),
+        ("put", "r2", 0, None),
+        ("put", "r2", 1, b),
+        ("end", 6),
+        ("put", "r2", 1, a),
+        ("end", 8),
+    ]
+    seen = play(lab, [(0, 2, 0), (1, 3, 1)], steps, share=0.6)
+    lab.expect(
+        (seen[9].said, seen[9].waiting, seen[9].skipped),
+        ("visible", [6], 0),
+        f"{called(steps, 9, 'result, unsaved puts, saves_skipped')}; rank 0 has {a} on SSD, and the share of"
+        " rank 1 is used up",
+        "the share is asked only for a block that has to be saved: one that a tier knows is not counted as"
+        " skipped",
     )
 
 
@@ -302,7 +374,8 @@ def test_at_most_its_share_of_a_segment_waits(lab: Judge) -> None:
                 (after.said, len(after.waiting), after.skipped),
                 ("visible", min(number + 1, most), max(0, number + 1 - most)),
                 f"put_end() of #{number + 1}; share {share} of {places} blocks (result, waiting, skipped)",
-                f"at most {share} x {places} blocks wait for a slow disk; the others are counted",
+                f"at most {share} x {places} blocks wait for a slow disk, this one included: one that just"
+                " reaches the share waits, and one beyond it is counted",
             )
         lab.expect(
             seen[-1].said,
@@ -310,6 +383,20 @@ def test_at_most_its_share_of_a_segment_waits(lab: Judge) -> None:
             f"take_saves() after {places} blocks became visible, share {share}",
             "a save that was skipped is not handed to the tier",
         )
+
+
+def test_a_block_counts_in_the_share_with_its_own_bytes(lab: Judge) -> None:
+    keys = keys_of(lab, 3)
+    steps: list[Step] = [("put", "r1", 0, key) for key in keys]
+    steps += [("end", number) for number in range(3)]
+    seen = play(lab, [(0, 4, 0)], steps, share=0.48, head_dim=7)
+    lab.expect(
+        [(after.waiting, after.skipped) for after in seen[3:]],
+        [([0], 0), ([0, 1], 0), ([0, 1], 1)],
+        "put_end() of three blocks of 224 bytes in ranges of 256; share 0.48 of 1,024 bytes, which is 491"
+        " (unsaved puts, saves_skipped)",
+        "a block is added with its nbytes to what is unsaved: 256 + 224 bytes are within the share",
+    )
 
 
 class Model:
@@ -367,10 +454,11 @@ class Model:
 
 
 def test_a_random_history_of_requests_follows_the_rules(lab: Judge) -> None:
-    model = Model(8, 0.5)
+    model = Model(8, 0.55)
     names = keys_of(lab, 10)
     steps: list[Step] = []
     said: list[tuple[str, dict[str, int], list[int], int]] = []
+    owners: list[list[str]] = []
     writing: list[int] = []
     ended: set[int] = set()
     for number in range(90):
@@ -402,12 +490,19 @@ def test_a_random_history_of_requests_follows_the_rules(lab: Judge) -> None:
             what = model.find(key)
         visible = {str(key): put for key, put in model.visible.items()}
         said.append((what, visible, sorted(model.waiting), model.skipped))
-    for number, after in enumerate(play(lab, [(0, 8, 0)], steps)):
+        owners.append(sorted(set(model.owner.values())))
+    for number, after in enumerate(play(lab, [(0, 8, 0)], steps, share=0.55)):
         lab.expect(
             (after.said, after.visible, after.waiting, after.skipped),
             said[number],
             called(steps, number, "result, {key: put} that lookups find, unsaved puts, saves_skipped"),
             "lookups, evictions and saves follow the rules of the docstring at every step",
+        )
+        lab.expect(
+            after.owners,
+            owners[number],
+            called(steps, number, "owners of objects that are not visible"),
+            "a visible block belongs to no owner any more (`disown`)",
         )
 
 

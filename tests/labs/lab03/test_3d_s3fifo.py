@@ -204,9 +204,33 @@ def test_an_item_that_may_not_go_is_passed_and_keeps_its_uses(lab: Judge) -> Non
     )
 
 
+def test_asking_again_offers_the_same_item_first(lab: Judge) -> None:
+    a, b, c, d = names(lab, 4)
+    steps: list[Step] = [*(("insert", item, None) for item in (a, b, c, d)), ("use", a), ("use", a)]
+    seen = queue_offers(lab, 10, [*steps, *[("offer", 1)] * 3, ("evict", []), *[("offer", 1)] * 2])
+    lab.expect(
+        ([offer.offered for offer in seen[:3]], seen[3].victim, [offer.offered for offer in seen[4:]]),
+        ([[b]] * 3, b, [[c]] * 2),
+        f"10 places, 1 of them small; {in_words(steps)}; victims() for one item, three times; evict; and"
+        " victims() for one item, twice",
+        f"an item goes to the back only when the caller asks for the next one. So {b} is still in front when"
+        " victims() is called again",
+    )
+
+
 def test_every_item_is_offered_exactly_once(lab: Judge) -> None:
+    a, b, c, d = names(lab, 4)
+    start: list[Step] = [*(("insert", item, None) for item in (a, b, c, d)), ("use", a), ("use", a)]
+    (offer,) = queue_offers(lab, 20, [*start, ("offer", ALL)])
+    lab.expect(
+        offer.offered,
+        [b, c, d, a],
+        f"20 places, 2 of them small; {in_words(start)} (all that is yielded)",
+        f"items that are done count in the length of their queue: with {b} and {c} done, the small queue"
+        f" still has 3 items, so {d} is judged before {a}, which is in the main queue",
+    )
     items = names(lab, 12)
-    used = [item for item in items for _ in range(lab.random.randint(0, 4))]
+    used = [item for item in items for _ in range(lab.random.choice([0, 2, 3, 4]))]
     lab.random.shuffle(used)
     steps: list[Step] = [*(("insert", item, None) for item in items), *(("use", item) for item in used)]
     model = Queues(40)
@@ -241,6 +265,24 @@ def test_the_newest_item_is_judged_last_when_it_came_in_first(lab: Judge) -> Non
         f"20 places, 2 of them small; {items[:19]} were used twice, {items[19]} was not, {items[20]} came in "
         "last, as item 21 (first two)",
         "with the newest item in it, the small queue may have 3 items, so the main one is judged",
+    )
+
+
+def test_the_newest_item_is_passed_when_it_is_in_front(lab: Judge) -> None:
+    a, b, c, d, ghost = names(lab, 5)
+    steps: list[Step] = [
+        *[("insert", ghost, None), ("evict", [])],
+        *[("insert", a, None), ("use", a), ("use", a), ("insert", b, None), ("use", b), ("use", b)],
+        *[("insert", c, None), ("evict", []), ("use", a), ("use", b)],
+        *[("insert", d, None), ("use", d), ("use", d), ("insert", ghost, None)],
+    ]
+    seen = queue_offers(lab, 3, [*steps, ("offer", ALL)])
+    lab.expect(
+        seen[-1].offered,
+        [d, a, b, ghost],
+        f"3 places, 1 of them small; {in_words(steps)} (all that is yielded)",
+        f"{ghost} came back, so it enters the main queue, as the newest of 4 items. It is done from the"
+        f" beginning: after {a} and {b} it is in front, and goes to the back like all that are done",
     )
 
 
@@ -302,4 +344,4 @@ def test_the_victims_on_a_trace_are_those_of_the_paper(lab: Judge) -> None:
     victims, hits, looked_at = model_of(requests, lab.size.pool_blocks, insert_first=False)
     seen = replayed(lab, "s3fifo", requests, insert_first=False)
     expect_same(lab, seen, victims, hits, requests, "a block goes before one comes in")
-    lab.cost(seen.steps, 2 * looked_at, needed=looked_at)
+    lab.cost(seen.steps, 4 * looked_at, needed=looked_at)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import store.segment_file
-from store.allocator import RangeAllocator
+from store.allocator import RangeAllocator, padded_size
 from store.directory import Directory
 from store.errors import BadBlock, PoolFull, SegmentFileError, UnknownObject
 from store.layout import BlockLayout
@@ -130,10 +130,10 @@ class Puts:
     """A directory to which a history of puts is played. A put is named by the number of its step."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
-        self.layout = BlockLayout(1, 1, 4, 8, 4)
+        self.layout = BlockLayout(1, 1, 4, inputs["head_dim"], 4)
         self.directory = Directory(self.layout, max_unsaved_share=inputs["max_unsaved_share"])
         for rank, blocks, saver in inputs["segments"]:
-            self.directory.add_segment(rank, blocks * self.layout.nbytes, 0, saver=saver)
+            self.directory.add_segment(rank, blocks * padded_size(self.layout.nbytes), 0, saver=saver)
         self.objects: dict[int, PoolObject] = {}
         self.step = 0
 
@@ -326,7 +326,8 @@ def _opened(path: Path, number: int, given: dict[str, Any]) -> dict[str, Any]:
         told["left_open"] = watched.left_open()
     told["read"] = watched.read_bytes
     if file is None:
-        return told
+        return told | {"returned": "None"}
+    told["returned"] = type(file).__name__
     return told | {
         "named": [file.path == path, file.number == number],
         "keys": file.keys.tolist(),

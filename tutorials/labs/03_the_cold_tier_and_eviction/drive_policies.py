@@ -17,7 +17,7 @@ from store.policies.s3fifo import S3FIFO
 from store.ranking import Ranking
 
 MOST_DRAWN = 16
-"""Items of a pool that `labs show` draws."""
+"""Items of a queue, or of a tree, that `labs show` draws."""
 
 
 class Reads:
@@ -145,6 +145,14 @@ class WatchedRanking(Ranking[int]):
             yield item
 
 
+def shortened(items: list[str]) -> str:
+    """Return the items that are drawn: the last three too, and how many are left out before them."""
+    left_out = len(items) - MOST_DRAWN
+    if left_out > 0:
+        items = [*items[: MOST_DRAWN - 3], f"({left_out} more)", *items[-3:]]
+    return " ".join(items)
+
+
 class SeenLeaves(LeavesFirst):
     """The policy of 3c. Its region reads a tree and a ranking."""
 
@@ -163,12 +171,8 @@ class SeenLeaves(LeavesFirst):
         """Return the items from cold to hot: each after a slash after its parent."""
         cold_first = sorted(self._used, key=lambda item: dict.__getitem__(self._used, item))
         parents = [dict.__getitem__(self._parent, item) for item in cold_first]
-        return [
-            " ".join(
-                f"{item}" if parent is None else f"{parent}/{item}"
-                for item, parent in zip(cold_first, parents)
-            )
-        ]
+        pairs = zip(cold_first, parents)
+        return [shortened([f"{item}" if parent is None else f"{parent}/{item}" for item, parent in pairs])]
 
 
 class SeenQueues(S3FIFO):
@@ -187,7 +191,7 @@ class SeenQueues(S3FIFO):
     def drawn(self) -> list[str]:
         """Return both queues, the oldest item first, with one * for each use."""
         queues = self._small, self._main
-        return [" ".join(f"{item}{'*' * uses}" for item, uses in queue.items()) for queue in queues]
+        return [shortened([f"{item}{'*' * uses}" for item, uses in queue.items()]) for queue in queues]
 
 
 Seen = SeenLeaves | SeenQueues
@@ -241,7 +245,7 @@ def events(inputs: dict[str, Any]) -> list[dict[str, Any]]:
         elif verb == "delete":
             policy.on_remove(more[0], evicted=False)
         else:
-            drawn = policy.drawn() if len(policy) <= MOST_DRAWN else []
+            drawn = policy.drawn()
             victim = None
             if verb == "offer":
                 items = list(itertools.islice(offered(policy), more[0]))
