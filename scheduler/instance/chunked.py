@@ -14,7 +14,7 @@ def chunk_sizes(budget: int, wanted: Seq[int]) -> list[int]:
     """Share `budget` tokens among prompts by max-min fairness.
 
         budget   tokens of the next forward pass that are left for prompts, at least 1
-        wanted   tokens that each prompt still needs, at least 1 each; not changed
+        wanted   tokens that each prompt still needs, at least 1 each; not changed. It may be empty
 
     No prompt gets more than it needs, and what a short prompt leaves over goes to the longer ones. The whole
     budget is used if the prompts need as much. A short prompt therefore never waits for all of a long one,

@@ -27,11 +27,11 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     A job begins when all of this holds, counting also the jobs that begin before it in this step:
 
     - With its own (`task.num_sequences`), at most `state.limits.sequences` sequences are active. There are
-      `state.num_active` now. A rank without any takes the next job in any case.
+      `state.num_active` now. While none is active, the next job begins whatever its number.
     - If it has a prompt to compute (PREFILL), fewer than `state.limits.prefills` prompts are in progress.
       There are `state.num_prefills` now.
     - If it loads blocks from the pool, no other job does: neither `state.loading` nor one that begins before
-      it, unless that one's blocks come by layers.
+      it in this step and `loads`, but not `by_layers`. This holds for a prefetch too.
     - There are pages for all of its tokens. Its leading pages may be shared ones, which `_found` finds.
       Besides, as many pages remain available as the running batch needs next: `state.num_next_pages()`.
 

@@ -21,7 +21,7 @@ def to_preempt(state: State, num_free: int) -> list[Task]:
     The youngest job of the batch is preempted first, because it loses the least, and no more jobs than must
     be. A job that runs alone gives up its pages too if a job that is loading holds the rest. The pages of
     jobs that are being swapped out (`state.swapping`) are as good as free: the batch waits for them. A
-    prefetch that is loading gives way before all others, and then alone.
+    prefetch that is loading gives way before all others, and then alone, even if its pages do not suffice.
 
     Returns the jobs in the order of preemption; empty when there are pages enough.
     """

@@ -54,13 +54,20 @@ def admit(lab: Judge, rank: Rank, called: str) -> Seen:
         f"{called} (different pages that are taken, and those that were not free)",
         "each page that is taken was free, and one job alone gets it",
     )
-    kept(lab, seen.changed, called)
     return seen
 
 
 def begun(seen: Seen) -> list[str]:
     """Names of the jobs that begin."""
     return [each.job for each in seen.admissions]
+
+
+def test_it_chooses_and_changes_nothing(lab: Judge) -> None:
+    rank = Rank(lab, 12)
+    for name in names(lab, 4):
+        rank.add("waiting", name, 4 * rank.page_tokens)
+    called = "next_admissions(): 12 free pages, four jobs need 4 each"
+    kept(lab, admit(lab, rank, called).changed, called)
 
 
 def test_jobs_begin_in_the_order_of_their_arrival(lab: Judge) -> None:
@@ -107,6 +114,24 @@ def test_the_next_pages_of_the_running_batch_remain(lab: Judge) -> None:
             ["new"] if not spare else [],
             f"{called}, and new needs {wanted}",
             "a job begins if besides its own pages there remain those of the batch's next tokens",
+        )
+
+
+def test_the_next_pages_of_the_batch_remain_also_after_the_first_job(lab: Judge) -> None:
+    tight, wanted = lab.random.randint(2, 4), lab.random.randint(3, 6)
+    for spare in (0, -1):
+        rank = Rank(lab, 2 * tight + tight + 2 * wanted + spare)
+        for number in range(tight):
+            rank.add("running", f"tight{number}", rank.full(2))
+        line = names(lab, 2)
+        for name in line:
+            rank.add("waiting", name, wanted * rank.page_tokens)
+        called = f"next_admissions(): {len(rank.free)} free pages, the batch needs {tight}, each job {wanted}"
+        lab.expect(
+            begun(admit(lab, rank, called)),
+            line[: 2 + spare],
+            called,
+            "the pages of the batch's next tokens remain, however many jobs begin",
         )
 
 

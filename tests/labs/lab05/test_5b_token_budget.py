@@ -7,7 +7,7 @@ from math import ceil
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab05.ranks import Rank, kept
+from tests.labs.lab05.ranks import Rank, kept, pages_of
 
 
 class Grown(msgspec.Struct):
@@ -57,7 +57,6 @@ def batch(lab: Judge, rank: Rank, called: str) -> Seen:
     title = f"a pass with a budget of {rank.limits['tokens']} tokens, {len(rank.free)} pages are free"
     columns = ["job", "stage", "tokens to compute", "in the pass", "new pages"]
     lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
-    kept(lab, seen.changed, called)
     return seen
 
 
@@ -66,6 +65,15 @@ def answers(rank: Rank, count: int) -> list[tuple[str, int]]:
     for number in range(count):
         rank.add("running", f"answer{number}", rank.roomy(rank.lab.random.randint(1, 3)))
     return [(job["name"], 1) for job in rank.stages["running"]]
+
+
+def test_it_chooses_and_changes_nothing(lab: Judge) -> None:
+    rank = Rank(lab, 60)
+    answers(rank, lab.size.answers)
+    rank.add("running", "full", rank.full(3))
+    rank.add("prefilling", "prompt", 30)
+    called = "next_batch() of running sequences, one of which needs a page, and a prompt"
+    kept(lab, batch(lab, rank, called).changed, called)
 
 
 def test_every_running_sequence_has_one_token_in_the_pass(lab: Judge) -> None:
@@ -187,6 +195,25 @@ def test_while_others_are_swapped_out_a_sequence_without_a_page_waits(lab: Judge
         ([("first", 1), ("third", 1)], ["first"]),
         f"{called} (job and tokens; growths)",
         "second is left out of this pass, and those after it go on",
+    )
+
+
+def test_a_sequence_that_is_left_out_uses_none_of_the_budget(lab: Judge) -> None:
+    budget = lab.size.budget
+    rank = Rank(lab, 10 + pages_of(budget, lab.size.page_tokens))
+    rank.add("swapping", "leaves", rank.roomy(2))
+    rank.add("running", "first", rank.full(3))
+    rank.add("running", "second", rank.full(3))
+    rank.add("running", "third", rank.roomy(1))
+    rank.add("prefilling", "prompt", budget)
+    called = (
+        f"next_batch(): budget {budget}, 1 free page; first and second need one, third does not; a prompt"
+    )
+    lab.expect(
+        batch(lab, rank, called).sizes,
+        [("first", 1), ("third", 1), ("prompt", budget - 2)],
+        f"{called} (job, tokens)",
+        "two running sequences have a chunk, and the prompt gets the rest of the budget",
     )
 
 

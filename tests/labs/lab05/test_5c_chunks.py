@@ -20,7 +20,8 @@ class Seen(msgspec.Struct):
 def share(lab: Judge, *cases: tuple[int, list[int]]) -> list[Seen]:
     """Share budgets. The last case becomes the picture."""
     asked = [{"budget": budget, "wanted": wanted} for budget, wanted in cases]
-    seen = lab.ask("share", asked, list[Seen], f"chunk_sizes{cases[0]}")
+    called = ", then ".join(said(*case) for case in cases)
+    seen = lab.ask("share", asked, list[Seen], called)
     draw(lab, *cases[0], seen[0].sizes)
     for (budget, wanted), each in zip(cases, seen):
         lab.expect(

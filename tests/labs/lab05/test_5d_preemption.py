@@ -35,7 +35,6 @@ def preempt(lab: Judge, rank: Rank, called: str, num_free: int | None = None) ->
     title = f"a batch with {num_free} free pages, from the oldest job to the youngest"
     columns = ["job", "stage", "its pages", "needs", "came back"]
     lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
-    kept(lab, seen.changed, called)
     return seen
 
 
@@ -50,6 +49,14 @@ def batch(rank: Rank, *kinds: tuple[str, int]) -> list[str]:
         tokens = rank.full(pages) if kind == "full" else rank.roomy(pages)
         rank.add("running", f"{kind}{number}", tokens)
     return [job["name"] for job in rank.stages["running"]]
+
+
+def test_it_chooses_and_changes_nothing(lab: Judge) -> None:
+    count = lab.random.randint(3, 5)
+    rank = Rank(lab, 2 * count)
+    batch(rank, *[("full", 2)] * count)
+    called = f"to_preempt(): {count} jobs need a page, and none is free"
+    kept(lab, preempt(lab, rank, called).changed, called)
 
 
 def test_no_job_is_preempted_while_there_are_pages_enough(lab: Judge) -> None:
@@ -166,6 +173,16 @@ def test_a_prefetch_gives_way_before_all_others(lab: Judge) -> None:
     )
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, 2 are free, and a prefetch is loading"
     lab.expect(preempt(lab, rank, called, 2).names, [], called, "it stays while there are pages enough")
+    rank = Rank(lab, 6 + 1)
+    names = batch(rank, ("full", 2), ("full", 2), ("full", 2))
+    rank.add("loading", "ahead", rank.page_tokens, load=1, duty="prefetch")
+    called = f"to_preempt(): {', '.join(names)} need a page, none is free, and a prefetch has 1 page"
+    lab.expect(
+        preempt(lab, rank, called).names,
+        ["ahead"],
+        called,
+        "it leaves alone, even if its pages do not suffice",
+    )
 
 
 def modelled(rank: Rank, num_free: int) -> list[str]:
@@ -220,5 +237,5 @@ def test_each_job_is_looked_at_a_few_times(lab: Judge) -> None:
     batch(rank, *[("full", size.held)] * size.batch)
     called = f"to_preempt(): {size.batch} jobs with {size.held} pages need one each, {size.spare} are free"
     seen = preempt(lab, rank, called, size.spare)
-    lab.cost(seen.looked, 4 * size.batch, needed=size.batch)
+    lab.cost(seen.looked, 6 * size.batch, needed=size.batch)
     lab.expect(seen.names, modelled(rank, size.spare), called, "the fewest of the youngest jobs")

@@ -166,7 +166,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def table(path: Path, settings: list[str]) -> None:
     """Print every token under each of these settings."""
     print("setting,request,index,seconds,pass_tokens")
-    for setting in settings:
+    for setting in dict.fromkeys(settings):
         for number, index, seconds, size in play(read(path), setting).rows_in_order:
             print(f"{setting},{number},{index},{seconds:.4f},{size}")
 
