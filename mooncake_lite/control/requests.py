@@ -121,10 +121,11 @@ class Requests:
 
         A request that is CANCELLED takes the step DROP, and ends with the outcome `cancelled_as`. For any
         other request this is a failed try, unless `_is_lost`: a lost rank is no fault of the request. A
-        failed try counts in `tries`, and `pause_s` becomes PAUSE_S for each one; with the try number
-        MOST_TRIES the request fails instead. A request that goes on takes the step LOSE, and everything that
-        it held is freed. If its stage is then HELD it waits again, because no tokens of it are on their way.
-        Otherwise its gateway is asked what its client has.
+        failed try counts in `tries`, and `pause_s` becomes PAUSE_S * `tries`; with the try number MOST_TRIES
+        the request fails instead. A request that goes on takes the step LOSE, and everything that it held is
+        freed; `_is_lost` reads some of it, so ask before. If its stage is then HELD it waits again at once,
+        because no tokens of it are on their way. Otherwise its gateway is asked what its client has. Every
+        way out passes on `may_still_write`.
         """
         # labs:begin 8c
         if record.stage is Stage.CANCELLED:

@@ -27,6 +27,7 @@ class Seen(msgspec.Struct):
     events: list[tuple[str, int, int, str]]
     problem: str
     visited: int
+    savers: list[int | None]
     fits: int
 
 
@@ -46,7 +47,7 @@ def remove(
             (seen.raised, seen.problem),
             ("", ""),
             f"remove_segment({rank}) and then check() (exception, exception of check)",
-            "the books are sound afterwards: each object is in a segment that is there",
+            "check() asserts that all books agree; the docstring says what leaves each of them",
         )
     return seen
 
@@ -216,6 +217,12 @@ def test_blocks_that_it_was_to_save_stay_in_dram_and_may_be_evicted(lab: Judge) 
         ([("dram", others[0])] * 4, [4, 5, 7], [1, 2, 3, 6]),
         f"remove_segment({rank}), the saver of rank {others[0]} (places of its blocks, unsaved, evictable)",
         "blocks that only the lost rank was to save are not unsaved any more: they may be evicted",
+    )
+    lab.expect(
+        rank in seen.savers,
+        False,
+        f"remove_segment({rank}), the saver of rank {others[0]} (whether a segment still has it)",
+        "other segments whose saver was the lost rank have none now",
     )
     told = ["told"] in steps
     lab.expect(

@@ -154,6 +154,18 @@ def test_tokens_that_were_passed_on_are_cut_off(lab: Judge) -> None:
     expect_as_modelled(lab, steps, 12, "of a message that overlaps, only the new tokens are passed on")
 
 
+def test_of_a_waiting_message_that_overlaps_the_new_tokens_are_passed_on(lab: Judge) -> None:
+    tokens = answer(lab, 9)
+    steps: list[Step] = [
+        ["tokens", 3, tokens[3:7], None, 1],
+        ["tokens", 4, tokens[4:6], None, 1],
+        ["tokens", 0, tokens[:5], None, 1],
+        ["tokens", 7, tokens[7:], "length", 1],
+    ]
+    rule = "what begins at `next` or before it has its turn, also if it waits; only the others still wait"
+    expect_as_modelled(lab, steps, 9, rule)
+
+
 def test_of_two_messages_at_one_index_the_longer_one_waits(lab: Judge) -> None:
     tokens = answer(lab, 9)
     steps: list[Step] = [
@@ -260,7 +272,7 @@ def test_a_waiting_message_is_read_when_its_turn_may_have_come(lab: Judge) -> No
     steps[-1][3] = "length"
     count = len(steps)
     seen = push(lab, [*steps[1:], steps[0]], len(tokens))
-    lab.cost(seen.asked, count * (count + 1) // 2 + 3 * count, needed=2 * count)
+    lab.cost(seen.asked, count * (count + 1) + 6 * count, needed=2 * count)
     lab.expect(
         [seen.seen[-1].token_ids, *[after.turn for after in seen.seen[:-1]]],
         [tokens, *[[]] * (count - 1)],

@@ -59,7 +59,7 @@ def seeds(text: str) -> dict[str, int]:
     return {"public": public_seed(text), "private": private_seed(text)}
 
 
-@pytest.mark.parametrize("lab", ["lab01", "lab02", "lab03", "lab05", "lab07"])
+@pytest.mark.parametrize("lab", ["lab01", "lab02", "lab03", "lab05", "lab07", "lab08"])
 def test_there_are_right_and_wrong_attempts(lab: str) -> None:
     names = {path.name for path in ATTEMPTS if path.parent.name == lab}
     assert {"right_1", "right_2", *(f"wrong_{number}" for number in range(1, 6))} <= names

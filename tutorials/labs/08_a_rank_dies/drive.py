@@ -260,6 +260,7 @@ def remove(inputs: dict[str, Any]) -> dict[str, Any]:
         "events": events,
         "problem": problem,
         "visited": visited,
+        "savers": [segment.saver for segment in directory._segments.values()],
         "fits": _fits(directory),
     }
 

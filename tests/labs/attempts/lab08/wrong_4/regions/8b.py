@@ -1,0 +1,19 @@
+        segment = self._segment(rank)
+        losers: set[str] = set()
+        while any(obj.rank == rank for obj in self._objects.values()):
+            obj = next(one for one in self._objects.values() if one.rank == rank)
+            if obj.state not in PUBLISHED:
+                losers.add(obj.owner)
+            losers.update(obj.lessees)
+            self._remove(obj)
+        del self._segments[rank]
+        self._order.remove(segment)
+        for other in self._segments.values():
+            if other.saver == rank:
+                for obj in self._objects.values():
+                    if obj.rank == other.rank and obj.unsaved:
+                        other.set_unsaved(obj, False)
+                other.saver = None
+        self._forget_saves(segment)
+        self._events += self._tier.remove_rank(rank)
+        return sorted(losers)
