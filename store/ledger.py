@@ -126,11 +126,11 @@ class Ledger:
         BlockStored of tier "dram" tells so.
         If its key is visible already, it is a copy: lookups go on finding the object that was published
         first, the copy joins the others (`_join_copies`), and it is never saved.
-        Any other object is saved if its segment has a saver and no tier knows the key. It is then unsaved,
-        which keeps it in DRAM; its save is started in the index of the tiers, and it is put at the end of
-        _saves. But at most _max_unsaved_share of the segment's capacity may be unsaved. Its nbytes (not its
-        padded size) are added to what is unsaved already. An object beyond the share is not saved, and is
-        counted in "saves_skipped".
+        Any other object is saved if its segment has a saver (perhaps another rank) and no tier knows the key.
+        It is then unsaved, which keeps it in DRAM; its save is started for the saver, in the tier index,
+        and it is put at the end of _saves. But at most _max_unsaved_share of the segment's capacity may be
+        unsaved. Its nbytes (not its padded size) are added to what is unsaved already. An object beyond the
+        share is not saved, and is counted in "saves_skipped".
         """
         # labs:begin 3b
         segment = self._segments[obj.rank]

@@ -331,6 +331,19 @@ def test_a_key_that_a_tier_knows_is_no_skipped_save(lab: Judge) -> None:
     )
 
 
+def test_a_block_that_another_rank_saves_comes_to_the_ssd_of_that_rank(lab: Judge) -> None:
+    (a,) = keys_of(lab, 1)
+    segments: Segments = [(0, 8, 0), (1, 8, 0)]
+    steps: list[Step] = [("put", "r1", 1, a), ("end", 0), ("take",), ("saved", 0, a), ("durable", 0, a)]
+    seen = play(lab, segments, steps)
+    lab.expect(
+        (seen[1].waiting, seen[4].events),
+        ([0], [f"BlockStored {a} ssd of rank 0"]),
+        f"{called(steps, 4, 'unsaved puts after put_end(), and events now')}; rank 0 is the saver of rank 1",
+        "the save is started for the saver of the segment, which may be another rank: its report ends it",
+    )
+
+
 def test_saves_are_taken_in_order_by_the_tier_that_keeps_the_segment(lab: Judge) -> None:
     keys = keys_of(lab, 5)
     segments: Segments = [(0, 8, 0), (1, 8, 0), (2, 8, 2), (3, 8, None)]
