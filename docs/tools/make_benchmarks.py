@@ -144,7 +144,8 @@ def covered(rows: list[dict[str, Any]]) -> list[str]:
     """What the page says about intervals."""
     found = [row for row in rows if row["unit"].startswith("of ")]
     shares = [f"{row['name'].split()[2]} for {row['ours']:.0f} {row['unit']}" for row in found]
-    return [f"In their intervals were the means of {', '.join(shares)} live runs; the goal is 16."]
+    goal = found[0]["limit"]["value"]
+    return [f"The live mean lay in its interval: {', '.join(shares)} runs; the goal is {goal:.0f}."]
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def test_a_request_whose_client_has_left_just_ends(lab: Judge) -> None:
             (after.stage, after.is_open, after.sent, after.tries),
             ("over", False, [["Forget", name, "cancelled"]], 0),
             "lose() of a request that was cancelled (stage, still open, messages, tries)",
-            "nobody wants its answer: it takes the step DROP and ends with `cancelled_as`",
+            "its client has left: it takes the step DROP and ends with `cancelled_as`",
         )
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import scheduler.instance.pages
 import store.keys
 import store.policies.sieve
+from mooncake_lite.labs.counting import CountedLookUps
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_hash import HashPrefix
@@ -96,57 +97,6 @@ def chain(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------- 2c
-
-
-class CountedValues(ValuesView[Any]):
-    """The values of a CountedLookUps: each that a loop visits counts once."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return (dict.__getitem__(self._mapping, key) for key in self._mapping)  # type: ignore[attr-defined]
-
-
-class CountedItems(ItemsView[Any, Any]):
-    """The items likewise."""
-
-    def __iter__(self) -> Iterator[Any]:
-        mapping = self._mapping  # type: ignore[attr-defined]
-        return ((key, dict.__getitem__(mapping, key)) for key in mapping)
-
-
-class CountedLookUps(dict[Any, Any]):
-    """A dictionary that counts how often it is asked for a key, and the entries that are walked over."""
-
-    asked = 0
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Count a look-up."""
-        self.asked += 1
-        return super().get(key, default)
-
-    def __getitem__(self, key: Any) -> Any:
-        self.asked += 1
-        return super().__getitem__(key)
-
-    def __contains__(self, key: Any) -> bool:
-        self.asked += 1
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        for key in super().__iter__():
-            self.asked += 1
-            yield key
-
-    def keys(self) -> Any:
-        """Return a view that asks this dictionary, as those of the next two methods do."""
-        return KeysView(self)
-
-    def values(self) -> Any:
-        """Return a view."""
-        return CountedValues(self)
-
-    def items(self) -> Any:
-        """Return a view."""
-        return CountedItems(self)
 
 
 def match(inputs: dict[str, Any]) -> dict[str, Any]:

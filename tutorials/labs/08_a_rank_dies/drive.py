@@ -6,68 +6,16 @@ It runs beside a student's code, so it knows no expected value. Each call reache
 from __future__ import annotations
 
 import threading
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 import transport.membership
 from mooncake_lite.gateway.order import InOrder
+from mooncake_lite.labs.counting import CountedLookUps
 from mooncake_lite.messages import Tokens
 from store.directory import Directory
 from store.errors import PoolFull, StoreError
 from store.layout import BlockLayout
 from transport.membership import Beat, Monitor
-
-
-class CountedValues(ValuesView[Any]):
-    """The values of a CountedLookUps: each that a loop visits counts once."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return (dict.__getitem__(self._mapping, key) for key in self._mapping)  # type: ignore[attr-defined]
-
-
-class CountedItems(ItemsView[Any, Any]):
-    """The items likewise."""
-
-    def __iter__(self) -> Iterator[Any]:
-        mapping = self._mapping  # type: ignore[attr-defined]
-        return ((key, dict.__getitem__(mapping, key)) for key in mapping)
-
-
-class CountedLookUps(dict[Any, Any]):
-    """A dictionary that counts how often it is asked for a key, and the entries that are walked over."""
-
-    asked = 0
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Count a look-up."""
-        self.asked += 1
-        return super().get(key, default)
-
-    def __getitem__(self, key: Any) -> Any:
-        self.asked += 1
-        return super().__getitem__(key)
-
-    def __contains__(self, key: Any) -> bool:
-        self.asked += 1
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        for key in super().__iter__():
-            self.asked += 1
-            yield key
-
-    def keys(self) -> Any:
-        """Return a view that asks this dictionary, as those of the next two methods do."""
-        return KeysView(self)
-
-    def values(self) -> Any:
-        """Return a view."""
-        return CountedValues(self)
-
-    def items(self) -> Any:
-        """Return a view."""
-        return CountedItems(self)
-
 
 # ------------------------------------------------------------------------------------------- 8a
 
@@ -110,7 +58,7 @@ class PlayedKernel:
 
 
 class NoSocket:
-    """The monitor's hub: it sends answers to nobody."""
+    """A hub for the monitor; it drops what it is given to send."""
 
     def send(self, name: str, message: Any) -> None:
         """Send nothing."""
