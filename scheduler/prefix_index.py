@@ -85,8 +85,9 @@ class Leading:
     @property
     def by_node(self) -> dict[int, int]:
         """Return node -> leading blocks in its DRAM. Nodes without the first block are left out."""
-        lengths = self.near_columns().tolist()
-        return {node: length for node, length in zip(self._index.nodes, lengths) if length}
+        lengths, nodes = self.near_columns(), self._index.nodes
+        held = np.flatnonzero(lengths)
+        return {nodes[column]: length for column, length in zip(held.tolist(), lengths[held].tolist())}
 
     def near_columns(self) -> np.ndarray:
         """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`.

@@ -5,6 +5,8 @@ Used by `machine.py`. Books only.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from mooncake_lite.config.modes import COMPUTE_ROLES, DUTIES
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.events import RankJoined
@@ -34,6 +36,9 @@ class Members:
         self.gateways: set[str] = set()
         self.lost: dict[int, str] = {}
         self.stores = config.ranks_of("store")
+        self._stores_on = defaultdict[int, list[int]](list)
+        for rank in self.stores:
+            self._stores_on[self._nodes[rank]].append(rank)
         self.computes = [rank for role in COMPUTE_ROLES if DUTIES[role] for rank in config.ranks_of(role)]
         self.spans_nodes = len(set(config.nodes)) > 1
         self._keepers = [self._keeper(rank) for rank in range(len(config.roles))]
@@ -95,7 +100,7 @@ class Members:
 
     def stores_on(self, node: int) -> list[int]:
         """Return the store ranks of a node that have joined."""
-        return [rank for rank in self.stores if self.node_of(rank) == node and rank in self._joined]
+        return [rank for rank in self._stores_on.get(node, ()) if rank in self._joined]
 
     def missing(self) -> list[int]:
         """Return the ranks that have not joined, or that have not listed everything they hold."""

@@ -50,6 +50,8 @@ class Pool:
     def tell(self) -> None:
         """Update the index, and emit every BlockStored and BlockRemoved since the last call."""
         events = self._directory.drain_events()
+        if not events:
+            return
         for (kind, rank, tier), group in groupby(events, _PLACE):
             keys = [event.key for event in group]
             keys.reverse()  # the directory stores and evicts the last block of a prefix first

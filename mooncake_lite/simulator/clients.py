@@ -279,7 +279,8 @@ class Clients:
             )
         if tokens.finish is not None:
             request.ends_at[tokens.branch] = tokens.index + len(tokens.token_ids)
-        self._look_whether_whole(request, tokens.branch)
+        if request.ends_at:
+            self._look_whether_whole(request, tokens.branch)
 
     def _look_whether_whole(self, request: Request, branch: int) -> None:
         """Tell the control plane, once, that a client has a whole answer."""

@@ -113,14 +113,13 @@ class SimulatedRank:
 
     def _tell(self, told: Iterable[Told]) -> None:
         for message, gateway, times_s in told:
-            if isinstance(message, m.RankHello):
-                self._world.answer(replace(self._world.shape.joined(self.number), epoch=message.epoch))
-                self.held.clear()
-                continue
-            if isinstance(message, m.PagesChanged):
-                self.held.update(message.stored)
-                self.held.difference_update(message.removed)
             if gateway:
                 self._world.tokens(self.number, message, times_s or (self._world.clock.now,))
-            else:
-                self._world.answer(message)
+                continue
+            if isinstance(message, m.RankHello):
+                message = replace(self._world.shape.joined(self.number), epoch=message.epoch)
+                self.held.clear()
+            elif isinstance(message, m.PagesChanged):
+                self.held.update(message.stored)
+                self.held.difference_update(message.removed)
+            self._world.answer(message)

@@ -102,15 +102,16 @@ class Post(ABC):
     def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
         """Send tokens from a rank to the gateway. times_s: when the rank drew them."""
         assert isinstance(message, m.Tokens)
-
-        def deliver() -> None:
-            if rank not in self.dead or self.dice.random() < 0.5:
-                self.clients.on_tokens(message, times_s)
-
         if self.exact:
+            deliver = partial(self._deliver_tokens, rank, message, times_s)
             self._links.send(rank, CLIENTS, self._delay_s(), deliver)
         else:
-            deliver()
+            self._deliver_tokens(rank, message, times_s)
+
+    def _deliver_tokens(self, rank: int, message: m.Tokens, times_s: Sequence[float]) -> None:
+        """Deliver tokens. If their rank has died, they may have died with it."""
+        if rank not in self.dead or self.dice.random() < 0.5:
+            self.clients.on_tokens(message, times_s)
 
     def _repeat(self, request_id: str) -> None:
         """Deliver again what ranks have said of a request, while an order that follows is carried out."""

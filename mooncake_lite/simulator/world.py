@@ -306,7 +306,9 @@ class World(Post):
     def forget(self, request: Request) -> None:
         """Keep of a request that has ended when its client had its tokens."""
         outcome = {"finished": COMPLETED, "rejected": REJECTED}.get(request.ends[0], FAILED)
-        times_s = array("d", [max(at, request.released_s) for at in request.token_times_s])
+        times_s, released_s = array("d", request.token_times_s), request.released_s
+        if times_s and min(times_s) < released_s:
+            times_s = array("d", [max(at, released_s) for at in times_s])
         self.records.append(Record(request.sent_s, times_s, outcome, request.cause))
         del self.requests[request.request_id]
 

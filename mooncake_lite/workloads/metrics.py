@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def summary(records: Sequence[Record], slo_ttft_s: float, slo_tbt_s: float) -> d
         "ttft_s": spread_of(one.ttft_s for one in done),
         "tpot_s": spread_of(one.tpot_s for one in done if len(one.token_times_s) > 1),
         "tbt_s": spread_of(one.tbt_s for one in done if len(one.token_times_s) > 1),
-        "itl_s": spread_of(gap for one in done for gap in np.diff(one.token_times_s)),
+        "itl_s": spread_of(chain.from_iterable(np.diff(one.token_times_s).tolist() for one in done)),
         "e2e_s": spread_of(one.e2e_s for one in done),
     }
 
@@ -109,5 +109,6 @@ def spread_of(values: Iterable[float]) -> dict[str, float | None]:
     found = np.fromiter(values, float)
     if not len(found):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
-    p50, p90, p99 = np.percentile(found, (50, 90, 99)).tolist()
-    return {"mean": float(found.mean()), "p50": p50, "p90": p90, "p99": p99}
+    mean = float(found.mean())
+    p50, p90, p99 = np.percentile(found, (50, 90, 99), overwrite_input=True).tolist()
+    return {"mean": mean, "p50": p50, "p90": p90, "p99": p99}

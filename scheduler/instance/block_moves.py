@@ -55,15 +55,19 @@ def next_behind(
 
     writes   the other groups of the step
     """
+    groups: list[WriteGroup] = []
+    ended = [chunk for chunk in chunks if chunk.prompt and chunk.draws]
+    if not ended:
+        return groups
     begun = Counter[JobId]()
     for write in writes:
         begun[write.job] += len(write.places)
-    groups, most = [], state.staging.half_blocks * state.limits.layers // 2
-    for chunk in chunks:
+    most = state.staging.half_blocks * state.limits.layers // 2
+    for chunk in ended:
         task = state.tasks[chunk.job]
         begin = task.copied + begun[task.id]
         count = len(task.out) - begin
-        if chunk.prompt and chunk.draws and free_halves and state.limits.least <= count <= most:
+        if free_halves and state.limits.least <= count <= most:
             pages = [page for number, _ in task.out[begin:] for page in state.block_pages(task, number, 1)]
             places = [place for _, place in task.out[begin:]]
             groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin, behind=True))
