@@ -49,7 +49,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     if step.saves:
         said += _save(state, result, now)
     if result.passes:
-        said += _leapt(state, result)
+        said += _leapt(state, result, now)
     if step.ahead is not None:
         said += _came_in(state, step.ahead, result, now)
     if result.lost is None:
@@ -137,8 +137,11 @@ def _came_in(state: State, load: LayerLoad, result: Result, now: float) -> list[
 # ----------------------------------------------------------------------------------- computing
 
 
-def _leapt(state: State, result: Result) -> list[Outcome]:
-    """Apply the passes of a leap but the last one. They end no answer and fill no block."""
+def _leapt(state: State, result: Result, now: float) -> list[Outcome]:
+    """Apply the passes of a leap but the last one, which end no answer and fill no block.
+
+    Tokens of the last pass that end no answer either are told here, with the others.
+    """
     said: list[Outcome] = []
     passes, batch = len(result.passes), len(state.running)
     for number, growth in result.step.later:
@@ -155,12 +158,16 @@ def _leapt(state: State, result: Result) -> list[Outcome]:
     said.append(
         outcomes.Iterated(batch, computed_s, seconds, passes * context + batch * math.comb(passes, 2), True)
     )
+    all_times_s = (*times_s, now)
     for index, task in enumerate(state.running):
-        sequence = task.sequence
-        tokens = result.tokens[index : passes * batch : batch]
-        said.append(outcomes.Run(task.id, sequence.answered, tokens, times_s))
+        sequence, first = task.sequence, task.sequence.answered
+        *tokens, last = result.tokens[index::batch]
         sequence.token_ids.extend(tokens)
         sequence.answered += passes
+        if sequence.end_with(last) is None:
+            said.append(outcomes.Run(task.id, first, (*tokens, last), all_times_s))
+        else:
+            said.append(outcomes.Run(task.id, first, tokens, times_s))
     return said
 
 
@@ -178,7 +185,7 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
         if not chunk.prompt:
             iterated += 1
             context += chunk.end + before
-            said += _decoded(state, task, *next(tokens), now)
+            said += _decoded(state, task, *next(tokens), now, leapt=before > 0)
             continue
         if chunk.score is not None and not state.limits.late:
             task.scores += next(scores)
@@ -260,11 +267,18 @@ def _stored(state: State, task: Task, now: float) -> outcomes.Prefilled:
     )
 
 
-def _decoded(state: State, task: Task, token: int, logprobs: Any, now: float) -> list[Outcome]:
-    """Append a token to a task of the running batch; a complete answer leaves the batch."""
+def _decoded(
+    state: State, task: Task, token: int, logprobs: Any, now: float, *, leapt: bool
+) -> list[Outcome]:
+    """Append a token to a task of the running batch; a complete answer leaves the batch.
+
+    leapt   it is of the last pass of a leap; `_leapt` has told it unless it ends the answer
+    """
     sequence = task.sequence
     index = sequence.answered
     finish = sequence.append(token)
+    if finish is None and leapt:
+        return []
     said: list[Outcome] = [outcomes.Token(task.id, index, token, finish, logprobs)]
     if finish is None:
         return said
