@@ -182,7 +182,7 @@ class PageDraft:
         self._idle = pages.idle
         self._kept: set[int] = set()
         self._evicted: dict[int, None] = {}
-        self._source = self._choose(pages, prefix)
+        self._source = _chosen(pages, prefix, self._kept, self._evicted)
         self.num_available = pages.num_free + pages.num_idle
 
     @property
@@ -236,10 +236,11 @@ class PageDraft:
     def _newly_kept(self, pages: Sequence[int]) -> list[int]:
         return [page for page in pages if page in self._idle and page not in self._kept]
 
-    def _choose(self, pages: Pages, prefix: PrefixCache) -> Iterator[int]:
-        """Yield the pages to take. Evicts a unit when its first page is asked for, and skips kept units."""
-        yield from reversed(pages.free)
-        for unit in prefix.victims():
-            if self._kept.isdisjoint(unit):
-                self._evicted.update(dict.fromkeys(unit))
-                yield from unit
+
+def _chosen(pages: Pages, prefix: PrefixCache, kept: set[int], evicted: dict[int, None]) -> Iterator[int]:
+    """Yield the pages to take. Evicts a unit when its first page is asked for, and skips kept units."""
+    yield from reversed(pages.free)
+    for unit in prefix.victims():
+        if kept.isdisjoint(unit):
+            evicted.update(dict.fromkeys(unit))
+            yield from unit

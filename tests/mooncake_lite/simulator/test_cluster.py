@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from math import factorial, inf, sqrt
@@ -341,3 +342,22 @@ def test_a_profile_that_does_not_say_how_large_its_kv_is_is_refused() -> None:
     old = changed(PROFILE, model=changed(PROFILE.model, kv=[]))
     with pytest.raises(ConfigError, match="measure it anew"):
         Cluster(profile=old, nodes=parse_nodes("1P1D"))
+
+
+@pytest.mark.quick
+def test_a_run_makes_no_cycles_of_objects() -> None:
+    """The garbage collector is off while a run is played: objects in a cycle would stay until the end."""
+    trace = trace_of(*[(0.3 * number, 3_000, 100, [number % 7]) for number in range(20)])
+    found: list[int] = []
+
+    def tracked() -> int:  # it stops to track tuples and dictionaries of numbers, which it has looked at
+        return sum(not isinstance(one, tuple | dict) for one in gc.get_objects())
+
+    def look(ended: int) -> None:
+        before = tracked()
+        gc.collect()
+        found.append(before - tracked())
+
+    play(one_each(), TraceSource(trace), 1, told=look)
+    assert len(found) > 5
+    assert max(found[1:]) <= 0, "the first look finds what was there before"
