@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -102,30 +103,17 @@ def test_all_branches_are_recalled_in_one_message(lab: Judge) -> None:
 
 def test_a_request_without_tokens_waits_again(lab: Judge) -> None:
     name = some_name(lab)
-    for stage in ("queued", "promoting"):
-        first = [["bring", "first", "prefilling", 1]] if stage == "queued" else []
-        (after,) = lose(
-            lab, [*first, ["bring", name, stage, 1], ["dies", name, "decode"], ["lose", name, False]]
-        )
-        lab.expect(
-            (after.stage, after.waits, after.has_place, after.sent, after.tries),
-            ("held", True, False, [], 0),
-            f"lose() of a request that is {stage} (stage, waits in line, has a place, messages, tries)",
-            "no token is on its way, so no gateway is asked: the request waits for another place",
-        )
-
-
-def test_a_request_without_tokens_waits_again_after_a_failed_try_too(lab: Judge) -> None:
-    name = some_name(lab)
-    for stage in ("queued", "promoting"):
-        first = [["bring", "first", "prefilling", 1]] if stage == "queued" else []
-        (after,) = lose(lab, [*first, ["bring", name, stage, 1], ["lose", name, False]])
+    for stage, dies in product(("queued", "promoting"), (True, False)):
+        steps = [["bring", "first", "prefilling", 1]] if stage == "queued" else []
+        steps += [["bring", name, stage, 1], *([["dies", name, "decode"]] if dies else [])]
+        (after,) = lose(lab, [*steps, ["lose", name, False]])
         lab.expect(
             (after.stage, after.waits, after.has_place, after.sent, after.tries, after.pause_s),
-            ("held", True, False, [], 1, PAUSE_S),
-            f"lose() of a request that is {stage} and whose ranks live "
+            ("held", True, False, [], 0 if dies else 1, 0.0 if dies else PAUSE_S),
+            f"lose() of a request that is {stage}, {'its decode rank dies' if dies else 'all ranks live'} "
             "(stage, waits in line, has a place, messages, tries, pause_s)",
-            "it waits for another place at once, and the failed try counts; `pause_s` is left as it is",
+            "no token is on its way, so no gateway is asked: the request waits for another place at once, "
+            "also after a failed try, which counts; `pause_s` is left as it is",
         )
 
 
