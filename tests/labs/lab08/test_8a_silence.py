@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -63,7 +64,6 @@ def drawn(peers: list[Peer], seen: Seen, early: float) -> dict[str, Any]:
     """A table for `labs show`: each rank, its last beat, and what the monitor did, in seconds."""
     rows = []
     for peer in peers:
-        last = f"{(max(peer.beats) - early) / PER_S:g} s" if peer.beats else "never"
         what = ", ".join(f"{begin / PER_S:g} to {end / PER_S:g} s" for begin, end in peer.suspended)
         did = [f"killed at {tick / PER_S:g} s" for tick, name in seen.killed if name == peer.name]
         did += [
@@ -72,9 +72,15 @@ def drawn(peers: list[Peer], seen: Seen, early: float) -> dict[str, Any]:
             if name == peer.name
         ]
         rows.append(
-            [peer.name, "watched" if peer.here else "other host", last, what or "-", "; ".join(did) or "-"]
+            [
+                peer.name,
+                "watched" if peer.here else "other host",
+                heard(peer, early),
+                what or "-",
+                "; ".join(did) or "-",
+            ]
         )
-    columns = ["rank", "process", "last beat", "suspended", "the monitor"]
+    columns = ["rank", "process", "beats", "suspended", "the monitor"]
     return {"kind": "table", "title": "ranks, and what the monitor did", "columns": columns, "rows": rows}
 
 
@@ -117,8 +123,16 @@ def expect_as_modelled(
 
 
 def told(peer: Peer, early: float) -> str:
-    last = f"last beat at {(max(peer.beats) - early) / PER_S:g} s" if peer.beats else "which never beat"
-    return f"{'watched' if peer.here else 'on another host'}, {last}"
+    return f"{'watched' if peer.here else 'on another host'}, beats: {heard(peer, early)}"
+
+
+def heard(peer: Peer, early: float) -> str:
+    """When its first and last beat came, and the longest time between two."""
+    if not peer.beats:
+        return "none"
+    begin, end = ((beat - early) / PER_S for beat in (peer.beats[0], peer.beats[-1]))
+    gap = max((after - before for before, after in pairwise(peer.beats)), default=0)
+    return f"{begin:g} to {end:g} s, longest gap {gap / PER_S:g} s"
 
 
 def beats(lab: Judge, until: int, most: int = 4) -> list[int]:

@@ -47,7 +47,8 @@ def remove(
     parts, after = parts or segments(lab), after or []
     inputs = {"segments": parts, "steps": steps, "rank": rank, "keys": keys, "after": after}
     seen = lab.ask("remove", inputs, Seen, called=f"remove_segment({rank}) after {steps}")
-    lab.trace(drawn(steps, rank, seen, {at: at if has_tier else saver for at, _, has_tier, saver in parts}))
+    savers = {at: at if has_tier else saver for at, _, has_tier, saver in parts}
+    lab.trace(drawn([*steps, *after], rank, seen, savers))
     if any(rank == part[0] for part in parts):
         lab.expect(seen.raised, "", f"remove_segment({rank}) (exception)", "the rank has a segment")
     return seen
