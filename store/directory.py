@@ -105,10 +105,11 @@ class Directory(Adoption):
         """Remove a lost rank, its DRAM and its tier; return the owners that lost an object or a lease.
 
         Every object in its segment is removed, in any state; copies on other segments stay. The owner of an
-        unpublished object (QUARANTINED, too) loses it, and each lessee its lease; their names are sorted.
-        Other segments whose saver was this rank have none now, and their `unsaved` objects need not be saved
-        any more; the removed one keeps its saver. At last come `_forget_saves`, which reads that, and
-        `_tier.remove_rank`, whose events join `_events`. Raises UnknownObject when the rank has no segment.
+        unpublished object (QUARANTINED, too) loses it. Each lessee of an object in any state loses its lease.
+        Their names are sorted. Other segments whose saver was this rank have none now, so what is published
+        there later is not saved, and their `unsaved` objects need not be saved any more. The removed segment
+        keeps its saver. At last come `_forget_saves`, which reads that, and `_tier.remove_rank`, whose events
+        join `_events`. Raises UnknownObject when the rank has no segment.
         """
         # labs:begin 8b
         gone = self._segment(rank)

@@ -260,7 +260,8 @@ class Monitor:
         """Return (name, reason, whether its end was seen) of peers that are newly lost."""
         with self._lock:
             to_end, self._to_end = self._to_end, []
-            to_end += [(name, self._silence(peer, now)) for name, peer in self._peers.items()]
+            expected = [(name, peer) for name, peer in self._peers.items() if self._counts(name)]
+            to_end += [(name, self._silence(peer, now)) for name, peer in expected]
             found = [lost for name, reason in to_end if reason for lost in self._killed(name, reason, now)]
             for name, pid, fd in self._watch.ended():
                 self._unwatch(fd)
@@ -291,7 +292,7 @@ class Monitor:
             STUCK_FACTOR * _dead_s   if its process is watched and runs
 
         `process_is_stopped(pid)` asks the kernel whether a process is suspended. This method is called for
-        each peer at each check, so the kernel is asked only where its answer matters.
+        each peer that is not lost at each check, so the kernel is asked only where its answer matters.
         """
         # labs:begin 8a
         if peer.heard_s is None:

@@ -124,8 +124,8 @@ class Requests:
         failed try counts in `tries`, and `pause_s` becomes PAUSE_S * `tries`; with the try number MOST_TRIES
         the request fails instead. A request that goes on takes the step LOSE, and everything that it held is
         freed; `_is_lost` reads some of it, so ask before. If its stage is then HELD it waits again at once,
-        because no tokens of it are on their way. Otherwise its gateway is asked what its client has. Every
-        way out passes on `may_still_write`.
+        because no tokens of it are on their way: also after a failed try, and `pause_s` is left as it is.
+        Otherwise its gateway is asked what its client has. Every way out passes on `may_still_write`.
         """
         # labs:begin 8c
         if record.stage is Stage.CANCELLED:

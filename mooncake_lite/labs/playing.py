@@ -36,6 +36,7 @@ class Played(msgspec.Struct, frozen=True):
     tokens    that came back, or other numbers that must be equal
     reused    tokens or blocks that were not computed again
     said      the text of an answer; empty where there is none
+    kind      what `tokens` are: counts, times, ...
     """
 
     what: str
@@ -43,10 +44,11 @@ class Played(msgspec.Struct, frozen=True):
     reused: int
     seconds: float
     said: str
+    kind: str = "tokens"
 
 
 def play(root: Path, lab: Lab, model: str, say: Callable[[str], None]) -> bool:
-    """Play a lab on the code of a tree and on the reference. Return whether the tokens are equal.
+    """Play a lab on the code of a tree and on the reference. Return whether tokens and counts are equal.
 
     Raises LabError when there is nothing to play, a region is missing, or the code fails.
     """
@@ -69,11 +71,11 @@ def play(root: Path, lab: Lab, model: str, say: Callable[[str], None]) -> bool:
 
 def compared(mine: list[Played], theirs: list[Played]) -> TableTrace:
     """Return both plays as a table."""
-    columns = ["", "tokens", "reused", "reference", "seconds", "reference"]
+    columns = ["", "compared", "reused", "reference", "seconds", "reference"]
     rows = [
         [
             one.what,
-            "equal" if one.tokens == other.tokens else "DIFFERENT",
+            f"{'equal' if one.tokens == other.tokens else 'DIFFERENT'} {one.kind}",
             f"{one.reused:,}",
             f"{other.reused:,}",
             f"{one.seconds:.3f}",

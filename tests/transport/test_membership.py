@@ -221,6 +221,17 @@ def test_a_monitor_that_was_itself_stopped_declares_nobody_dead() -> None:
 
 
 @pytest.mark.quick
+def test_a_peer_that_is_lost_or_has_left_is_judged_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(membership, "process_is_stopped", asked.append)
+    monitor = asleep({name: membership._Peer(100.0, 90.0, pid) for pid, name in enumerate("abc", 1)})
+    monitor._lost["a"] = "its process 1 ended"
+    monitor.forget("b")
+    assert monitor._dead(104.0) == []
+    assert asked == [3], "the number of a process that has ended may be another one's by now"
+
+
+@pytest.mark.quick
 def test_a_peer_has_longer_for_its_first_beat(tmp_path: Path, told) -> None:
     start = time.monotonic()
     monitor = Monitor(

@@ -61,13 +61,16 @@ class Player:
                 answer = self._ask(view, near_s, best_s)
             except Stopped as stopped:
                 self.forfeit = str(stopped)
-        scores = np.array(answer.scores, float)
+        ranked = near_only(view, np.array(answer.scores, float))
         if not answer.fetch:
-            return near_only(view, scores)
-        fetch = np.array(answer.fetch) & (view.best > view.near)
-        reused = np.where(fetch, view.best, view.near)
-        transfer_s, prefill_s = np.where(fetch, view.fetch_s, 0.0), np.where(fetch, best_s, near_s)
-        return Ranked(scores, reused, transfer_s, prefill_s, reused == view.best)
+            return ranked
+        fetchers = np.array(answer.fetch) & (view.best > view.near)
+        table, fetched = (
+            np.array([np.broadcast_to(column, fetchers.shape) for column in columns])
+            for columns in (ranked[1:4], (view.best, view.fetch_s, best_s))
+        )
+        table[:, fetchers] = fetched[:, fetchers]
+        return Ranked(ranked.score, table[0], table[1], table[2], fetchers | (view.near == view.best))
 
     def _ask(self, view: View, near_s: np.ndarray, best_s: np.ndarray) -> Answer:
         """Return scores and where to fetch. Raises Stopped for an answer that is none."""

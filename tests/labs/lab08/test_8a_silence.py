@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ PER_S = 4
 """Checks of the monitor in a second."""
 STUCK = 3
 """A process that is watched and runs gets so many times dead_s."""
+EARLY = 0.5
+"""Checks from a beat to the next check. Limits are whole checks, so no silence is exactly as long as one."""
 
 
 class Peer(msgspec.Struct):
@@ -32,7 +35,14 @@ class Seen(msgspec.Struct):
     asked: int
 
 
-def watch(lab: Judge, peers: list[Peer], ticks: int, late: list[tuple[int, int]] | None = None) -> Seen:
+def watch(
+    lab: Judge,
+    peers: list[Peer],
+    ticks: int,
+    late: list[tuple[int, int]] | None = None,
+    early: float = EARLY,
+    begin: float = 400,
+) -> Seen:
     inputs = {
         "peers": msgspec.to_builtins(peers),
         "ticks": ticks,
@@ -40,19 +50,20 @@ def watch(lab: Judge, peers: list[Peer], ticks: int, late: list[tuple[int, int]]
         "dead_s": lab.size.dead_s,
         "first_s": lab.size.first_s,
         "late": late or [],
+        "early_s": early / PER_S,
+        "begin_s": begin / PER_S,
     }
     seen = lab.ask(
         "watch", inputs, Seen, called=f"_silence() of {len(peers)} peers at each of {ticks} checks"
     )
-    lab.trace(drawn(peers, seen))
+    lab.trace(drawn(peers, seen, early))
     return seen
 
 
-def drawn(peers: list[Peer], seen: Seen) -> dict[str, Any]:
+def drawn(peers: list[Peer], seen: Seen, early: float) -> dict[str, Any]:
     """A table for `labs show`: each rank, its last beat, and what the monitor did, in seconds."""
     rows = []
     for peer in peers:
-        last = f"{max(peer.beats) / PER_S:g} s" if peer.beats else "never"
         what = ", ".join(f"{begin / PER_S:g} to {end / PER_S:g} s" for begin, end in peer.suspended)
         did = [f"killed at {tick / PER_S:g} s" for tick, name in seen.killed if name == peer.name]
         did += [
@@ -61,13 +72,19 @@ def drawn(peers: list[Peer], seen: Seen) -> dict[str, Any]:
             if name == peer.name
         ]
         rows.append(
-            [peer.name, "watched" if peer.here else "other host", last, what or "-", "; ".join(did) or "-"]
+            [
+                peer.name,
+                "watched" if peer.here else "other host",
+                heard(peer, early),
+                what or "-",
+                "; ".join(did) or "-",
+            ]
         )
-    columns = ["rank", "process", "last beat", "suspended", "the monitor"]
+    columns = ["rank", "process", "beats", "suspended", "the monitor"]
     return {"kind": "table", "title": "ranks, and what the monitor did", "columns": columns, "rows": rows}
 
 
-def expected_of(lab: Judge, peer: Peer, ticks: int) -> tuple[list[int], list[tuple[int, bool]]]:
+def expected_of(lab: Judge, peer: Peer, ticks: int, early: float) -> tuple[list[int], list[tuple[int, bool]]]:
     """The model: the checks at which a rank is killed, and those at which its loss is reported."""
     killed: list[int] = []
     ends = peer.ends
@@ -75,10 +92,10 @@ def expected_of(lab: Judge, peer: Peer, ticks: int) -> tuple[list[int], list[tup
         heard = [beat for beat in peer.beats if beat <= tick]
         is_suspended = any(begin <= tick < end for begin, end in peer.suspended)
         if not heard:
-            silent, limit_s = tick, lab.size.first_s
+            silent, limit_s = tick + early, lab.size.first_s
         else:
             runs = peer.here and not is_suspended
-            silent, limit_s = tick - max(heard), lab.size.dead_s * (STUCK if runs else 1)
+            silent, limit_s = tick - max(heard) + early, lab.size.dead_s * (STUCK if runs else 1)
         if silent > PER_S * limit_s and not killed:
             if not peer.here:
                 return killed, [(tick, False)]
@@ -89,23 +106,33 @@ def expected_of(lab: Judge, peer: Peer, ticks: int) -> tuple[list[int], list[tup
     return killed, []
 
 
-def expect_as_modelled(lab: Judge, peers: list[Peer], ticks: int, seen: Seen, rule: str) -> None:
+def expect_as_modelled(
+    lab: Judge, peers: list[Peer], ticks: int, seen: Seen, rule: str, early: float = EARLY
+) -> None:
     for peer in peers:
-        killed, reported = expected_of(lab, peer, ticks)
+        killed, reported = expected_of(lab, peer, ticks, early)
         lab.expect(
             (
                 [tick / PER_S for tick, name in seen.killed if name == peer.name],
                 [(tick / PER_S, ended) for tick, name, ended in seen.reported if name == peer.name],
             ),
             ([tick / PER_S for tick in killed], [(tick / PER_S, ended) for tick, ended in reported]),
-            f"{peer.name}, {told(peer)} (seconds at which it was killed, (second of its loss, end seen))",
+            f"{peer.name}, {told(peer, early)} (seconds of kills, (second of its loss, end seen))",
             f"{rule}; dead_s is {lab.size.dead_s} s, first_s is {lab.size.first_s} s",
         )
 
 
-def told(peer: Peer) -> str:
-    last = f"last beat at {max(peer.beats) / PER_S:g} s" if peer.beats else "which never beat"
-    return f"{'watched' if peer.here else 'on another host'}, {last}"
+def told(peer: Peer, early: float) -> str:
+    return f"{'watched' if peer.here else 'on another host'}, beats: {heard(peer, early)}"
+
+
+def heard(peer: Peer, early: float) -> str:
+    """When its first and last beat came, and the longest time between two."""
+    if not peer.beats:
+        return "none"
+    begin, end = ((beat - early) / PER_S for beat in (peer.beats[0], peer.beats[-1]))
+    gap = max((after - before for before, after in pairwise(peer.beats)), default=0)
+    return f"{begin:g} to {end:g} s, longest gap {gap / PER_S:g} s"
 
 
 def beats(lab: Judge, until: int, most: int = 4) -> list[int]:
@@ -124,9 +151,34 @@ def test_a_rank_that_beats_in_time_is_never_lost(lab: Judge) -> None:
         Peer("here", True, beats(lab, ticks, dead)),
     ]
     seen = watch(lab, peers, ticks)
-    expect_as_modelled(
-        lab, peers, ticks, seen, "a silence of exactly dead_s is no loss: only a longer one is"
-    )
+    expect_as_modelled(lab, peers, ticks, seen, "a silence of less than dead_s is no loss")
+
+
+def test_a_silence_of_exactly_the_limit_is_no_loss(lab: Judge) -> None:
+    last, dead, first = lab.random.randint(5, 20), PER_S * lab.size.dead_s, PER_S * lab.size.first_s
+    ticks = max(last + STUCK * dead, first) + 1
+
+    def silent_for(checks: int) -> list[int]:
+        return [*range(1, last + 1), *range(last + checks + 1, ticks + 1)]
+
+    peers = [
+        Peer("far", False, silent_for(dead)),
+        Peer("suspended", True, silent_for(dead), [(last + 1, 10**6)]),
+        Peer("stuck", True, silent_for(STUCK * dead)),
+        Peer("late to begin", False, list(range(first + 1, ticks + 1))),
+    ]
+    seen = watch(lab, peers, ticks, early=0)
+    rule = "a silence of exactly dead_s, 3 * dead_s or first_s is no loss: only a longer one is"
+    expect_as_modelled(lab, peers, ticks, seen, rule, early=0)
+
+
+def test_a_beat_at_the_zero_of_the_clock_is_a_beat(lab: Judge) -> None:
+    last, dead = lab.random.randint(5, 20), PER_S * lab.size.dead_s
+    ticks = last + 2 * dead
+    peers = [Peer("far", False, [last]), Peer("suspended", True, [last], [(last + 1, 10**6)])]
+    seen = watch(lab, peers, ticks, begin=EARLY - last)
+    rule = "a rank whose heard_s is 0.0 was heard at the time 0.0: only None means that it never beat"
+    expect_as_modelled(lab, peers, ticks, seen, rule)
 
 
 def test_a_silent_rank_of_another_host_is_lost_after_dead_s(lab: Judge) -> None:
@@ -258,11 +310,11 @@ def test_the_kernel_is_asked_only_where_its_answer_matters(lab: Judge) -> None:
     ticks = last + STUCK * dead
     peers = [Peer(f"well {number}", True, list(range(1, ticks + 1))) for number in range(lab.size.ranks)]
     peers += [Peer("stuck", True, list(range(1, last + 1))), Peer("never", True, []), Peer("far", False, [1])]
-    seen = watch(lab, peers, ticks)
+    seen = watch(lab, peers, ticks, early=0)
     lab.cost(seen.asked, (STUCK - 1) * dead)
     lab.expect(
-        (seen.killed, [name for _, name, _ in seen.reported]),
-        ([], ["far"]),
-        f"{len(peers)} ranks, of which one is stuck for exactly 3 * dead_s (kills, losses)",
+        [name for _, name, _ in seen.reported],
+        ["far"],
+        f"{len(peers)} ranks, of which one is stuck for exactly 3 * dead_s (losses)",
         "a watched process that runs is lost only after more than 3 * dead_s",
     )

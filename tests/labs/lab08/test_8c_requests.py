@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -102,16 +103,17 @@ def test_all_branches_are_recalled_in_one_message(lab: Judge) -> None:
 
 def test_a_request_without_tokens_waits_again(lab: Judge) -> None:
     name = some_name(lab)
-    for stage in ("queued", "promoting"):
-        first = [["bring", "first", "prefilling", 1]] if stage == "queued" else []
-        (after,) = lose(
-            lab, [*first, ["bring", name, stage, 1], ["dies", name, "decode"], ["lose", name, False]]
-        )
+    for stage, dies in product(("queued", "promoting"), (True, False)):
+        steps = [["bring", "first", "prefilling", 1]] if stage == "queued" else []
+        steps += [["bring", name, stage, 1], *([["dies", name, "decode"]] if dies else [])]
+        (after,) = lose(lab, [*steps, ["lose", name, False]])
         lab.expect(
-            (after.stage, after.waits, after.has_place, after.sent, after.tries),
-            ("held", True, False, [], 0),
-            f"lose() of a request that is {stage} (stage, waits in line, has a place, messages, tries)",
-            "no token is on its way, so no gateway is asked: the request waits for another place",
+            (after.stage, after.waits, after.has_place, after.sent, after.tries, after.pause_s),
+            ("held", True, False, [], 0 if dies else 1, 0.0 if dies else PAUSE_S),
+            f"lose() of a request that is {stage}, {'its decode rank dies' if dies else 'all ranks live'} "
+            "(stage, waits in line, has a place, messages, tries, pause_s)",
+            "no token is on its way, so no gateway is asked: the request waits for another place at once, "
+            "also after a failed try, which counts; `pause_s` is left as it is",
         )
 
 
@@ -215,14 +217,15 @@ def test_space_that_late_bytes_may_reach_is_quarantined(lab: Judge) -> None:
 def test_quarantine_does_not_depend_on_how_the_request_goes_on(lab: Judge) -> None:
     name = some_name(lab)
     cancelled = [["bring", name, "prefilling", 1], ["bring", name, "cancelled", 1]]
-    recalled = [["lose", name, False], ["recalled", name, 3], ["wait", 2.0]]
-    failed = [["bring", name, "prefilling", 1], *recalled * (MOST_TRIES - 1)]
-    for steps, what in ((cancelled, "was cancelled"), (failed, "fails with this try")):
-        seen = lose(lab, [*steps, ["lose", name, True]])
+    failed = [["bring", name, "prefilling", 1]]
+    failed += [["lose", name, True], ["recalled", name, 3], ["wait", 2.0]] * (2 * MOST_TRIES)
+    for steps, what in (([*cancelled, ["lose", name, True]], "was cancelled"), (failed, "fails at last")):
+        seen = lose(lab, steps)
         lab.expect(
             (seen[-1].is_open, seen[-1].writing, seen[-1].quarantined),
-            (False, 0, 3),
-            f"lose(may_still_write=True) of a request that {what} (still open, blocks written, quarantined)",
+            (False, 0, 3 * len(seen)),
+            f"lose(may_still_write=True) of a request that {what}, {len(seen)} times "
+            "(still open, blocks written, quarantined)",
             "late bytes land also when the request has ended",
         )
 
@@ -239,41 +242,26 @@ def test_everything_that_a_request_held_is_free(lab: Judge) -> None:
         )
 
 
-def modelled(history: list[tuple[str, bool]], tries: int) -> tuple[list[tuple[str, int, float]], int]:
-    """(stage, tries, pause_s) after each loss of one request that always comes back; and its tries."""
-    expected = []
-    for _, dies in history:
-        tries += not dies
-        if tries == MOST_TRIES:
-            return [*expected, ("over", tries, -1.0)], tries
-        expected.append(("recalling", tries, 0.0 if dies else PAUSE_S * tries))
-    return expected, tries
-
-
-def test_any_history_of_deaths_and_failures_ends_as_it_must(lab: Judge) -> None:
+def test_any_history_of_deaths_and_failures_is_counted(lab: Judge) -> None:
     name = some_name(lab)
     for _ in range(3):
-        history = [(lab.random.choice(("loading", "decoding")), lab.random.random() < 0.5) for _ in range(5)]
+        deaths = [True, True, True, *[False] * (MOST_TRIES - 1)]
+        lab.random.shuffle(deaths)
+        history = [(lab.random.choice(("loading", "decoding")), dies) for dies in deaths]
         steps: list[Step] = []
-        for number, (stage, dies) in enumerate(history):
-            if number:
-                steps += [["recalled", name, 3], ["wait", 2.0]]
+        expected, tries = [], 0
+        for stage, dies in history:
             steps += [["bring", name, stage, 1], *([["dies", name, "decode"]] if dies else [])]
-            steps.append(["lose", name, False])
-        expected, _ = modelled(history, 0)
-        seen = lose(lab, [*steps][: last_loss(steps, len(expected))])
+            steps += [["lose", name, False], ["recalled", name, 3], ["wait", 2.0]]
+            tries += not dies
+            expected.append(("recalling", tries, 0.0 if dies else PAUSE_S * tries))
+        seen = lose(lab, steps)
         lab.expect(
-            [(after.stage, after.tries, -1.0 if after.stage == "over" else after.pause_s) for after in seen],
+            [(after.stage, after.tries, after.pause_s) for after in seen],
             expected,
-            f"lose() again and again: {told(history)} (stage, tries, pause_s; -1: over)",
+            f"lose() again and again: {told(history)} (stage, tries, pause_s)",
             "failed tries count over the whole life of the request, deaths of ranks do not",
         )
-
-
-def last_loss(steps: list[Step], count: int) -> int:
-    """How many steps there are up to this loss."""
-    losses = [number for number, step in enumerate(steps, 1) if step[0] == "lose"]
-    return losses[count - 1]
 
 
 def told(history: list[tuple[str, bool]]) -> str:

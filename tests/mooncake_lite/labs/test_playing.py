@@ -22,7 +22,8 @@ import inspect, json, sys
 from store.policies.sieve import SIEVE
 fifo = int("if True:" in inspect.getsource(SIEVE.victims))
 print("loading")
-print(json.dumps([{"what": "a policy", "tokens": [1], "reused": fifo, "seconds": 0.5, "said": sys.argv[1]}]))
+print(json.dumps([{"what": "a policy", "tokens": [1], "reused": fifo, "seconds": 0.5, "said": sys.argv[1],
+                   "kind": "counts"}]))
 """
 """A play that starts at once, and tells which policy it has found."""
 
@@ -43,7 +44,8 @@ def test_a_play_runs_with_the_packages_of_the_student_and_with_those_of_the_base
     script = repository / LAB.folder / "play.py"
     script.write_text(QUICK)
     result = labs("run", "2", "--model", "some model")
-    assert result.output.splitlines()[-1].split() == ["a", "policy", "equal", "1", "0", "0.500", "0.500"]
+    row = ["a", "policy", "equal", "counts", "1", "0", "0.500", "0.500"]
+    assert result.output.splitlines()[-1].split() == row
     assert (result.return_value, result.output.split("\n")[0]) == (0, "a policy: some model")
     script.write_text("raise ValueError('no such block')")
     with pytest.raises(LabError, match="your code failed: ValueError: no such block; "):
@@ -60,11 +62,11 @@ def test_a_finished_lab_gives_the_tokens_of_the_reference(
     finish_lab(repository)
     result = labs("run", "2", "--model", str(model_of_words(tmp_path / "model")))
     rows = [line.split() for line in result.output.splitlines()]
-    (again,) = [row[-5:] for row in rows if row[:3] == ["second", "question", "again"]]
-    assert again[:3] == ["equal", "256", "256"]
-    (trace,) = [row[-5:] for row in rows if row[:1] == ["trace,"]]
-    assert trace[0] == "DIFFERENT"
-    assert trace[1] != trace[2]
+    (again,) = [row[-6:] for row in rows if row[:3] == ["second", "question", "again"]]
+    assert again[:4] == ["equal", "tokens", "256", "256"]
+    (trace,) = [row[-6:] for row in rows if row[:1] == ["trace,"]]
+    assert trace[:2] == ["DIFFERENT", "counts"]
+    assert trace[2] != trace[3]
     assert result.return_value == 1
 
 
@@ -80,7 +82,7 @@ def model_of_words(folder: Path) -> Path:
 @pytest.mark.quick
 def test_both_sides_stand_beside_each_other() -> None:
     mine, theirs = Played("a", [1, 2], 64, 0.5, ""), Played("a", [1, 2], 128, 0.25, "")
-    assert compared([mine], [theirs]).rows == [["a", "equal", "64", "128", "0.500", "0.250"]]
+    assert compared([mine], [theirs]).rows == [["a", "equal tokens", "64", "128", "0.500", "0.250"]]
 
 
 @pytest.mark.quick

@@ -59,6 +59,7 @@ def replayed(trace: Path, blocks: int) -> dict[str, Any]:
         "reused": seen.hits,
         "seconds": time.perf_counter() - began,
         "said": "",
+        "kind": "counts",
     }
 
 

@@ -42,7 +42,9 @@ def timed(what: str, part: Callable[[], Numbers]) -> dict[str, Any]:
     began = time.perf_counter()
     numbers, reused = part()
     seconds = time.perf_counter() - began
-    return {"what": what, "tokens": numbers, "reused": reused, "seconds": seconds, "said": ""}
+    return {
+        "what": what, "tokens": numbers, "reused": reused, "seconds": seconds, "said": "", "kind": "counts",
+    }  # fmt: skip
 
 
 def replayed(workload: Workload, policy: str, blocks: int) -> Numbers:
@@ -65,6 +67,7 @@ def curves(workload: Workload, sizes: list[int]) -> dict[str, Any]:
         "reused": sum(map(sum, hits)),
         "seconds": time.perf_counter() - began,
         "said": "; ".join(ratios),
+        "kind": "counts",
     }
 
 

@@ -76,6 +76,7 @@ def shown(what: str, outcome: Outcome) -> dict[str, Any]:
         "reused": sum(outcome.reused.values()),
         "seconds": outcome.mean_ttft_s,
         "said": "",
+        "kind": "times",
     }
 
 

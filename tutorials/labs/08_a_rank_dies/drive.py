@@ -73,13 +73,16 @@ def watch(inputs: dict[str, Any]) -> dict[str, Any]:
     Tells the ticks at which it killed processes and reported losses, and how often the kernel was asked.
     A peer: its name, whether its process is watched ("here"), the ticks of its beats, from when to when it
     is suspended, and when it ends. late: tick -> how many ticks later than planned the monitor ran.
+    early_s: how long before the check of its tick a beat comes. begin_s: what the clock shows at tick 0.
     """
     kernel = PlayedKernel(inputs["peers"])
     reported: list[tuple[int, str, bool]] = []
     monitor = Monitor.__new__(Monitor)  # __init__ opens sockets and starts a thread
+    now, early_s = inputs["begin_s"], inputs["early_s"]
+    pids = {peer["name"]: FIRST_PID + number for number, peer in enumerate(inputs["peers"]) if peer["here"]}
     peers = {
-        peer["name"]: transport.membership._Peer(None, 0.0, FIRST_PID + number if peer["here"] else None)
-        for number, peer in enumerate(inputs["peers"])
+        peer["name"]: transport.membership._Peer(None, now - early_s, pids.get(peer["name"]))
+        for peer in inputs["peers"]
     }
     own = {
         "_peers": peers, "_lost": {}, "_left": set(), "_to_end": [], "_lock": threading.Lock(), "term": 0,
@@ -88,7 +91,7 @@ def watch(inputs: dict[str, Any]) -> dict[str, Any]:
         "_on_lost": lambda name, reason, ended: reported.append((kernel.tick, name, ended)),
     }  # fmt: skip
     vars(monitor).update(own)
-    real, now = transport.membership.process_is_stopped, 0.0
+    real = transport.membership.process_is_stopped
     transport.membership.process_is_stopped = kernel.is_stopped
     late = dict(inputs["late"])
     try:
@@ -99,7 +102,7 @@ def watch(inputs: dict[str, Any]) -> dict[str, Any]:
             monitor._forgive(late_s)
             for peer in inputs["peers"]:
                 if tick in peer["beats"]:
-                    monitor._note(peer["name"], Beat(tick), now)
+                    monitor._note(peer["name"], Beat(tick), now - early_s)
             for name, reason, ended in monitor._dead(now):
                 monitor._report(name, reason, ended)
     finally:
@@ -121,7 +124,11 @@ class Pool:
         self.ids: dict[str, int] = {}
         for rank, blocks, has_tier, saver in inputs["segments"]:
             self.directory.add_segment(rank, blocks * LAYOUT.nbytes, rank, tier=has_tier, saver=saver)
-        for verb, *words in inputs["steps"]:
+        self.play(inputs["steps"])
+
+    def play(self, steps: list[list[Any]]) -> None:
+        """Play steps: a verb and its words each."""
+        for verb, *words in steps:
             getattr(self, f"_{verb}")(*words)
 
     def _put(self, name: str, rank: int, key: int | None, owner: str, publish: bool) -> None:
@@ -129,13 +136,16 @@ class Pool:
         obj = self.directory.allocate(owner, LAYOUT.nbytes, now=0.0, rank=rank, key=key, digest=key or 0)
         self.ids[name] = obj.object_id
         if publish:
-            self.directory.put_end(obj.object_id, SUMS, 0.0)
+            self._publish(name)
+
+    def _publish(self, name: str) -> None:
+        self.directory.put_end(self.ids[name], SUMS, 0.0)
 
     def _copy(self, name: str, rank: int, of: str) -> None:
         """A visible block gets a copy on another rank."""
         copied = self.directory.put_copy(self.ids[of], now=0.0, owner=name, rank=rank)
         self.ids[name] = copied.object_id
-        self.directory.put_end(self.ids[name], SUMS, 0.0)
+        self._publish(name)
 
     def _lease(self, owner: str, *names: str) -> None:
         self.directory.lease(owner, [self.ids[name] for name in names], 0.0, 100.0)
@@ -168,7 +178,7 @@ class Pool:
 
 
 def remove(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Play the steps on a pool, then remove the segment of a rank. Tells what is there afterwards."""
+    """Play the steps on a pool, remove a rank's segment, and play the steps `after`. Tells what is there."""
     pool = Pool(inputs)
     directory = pool.directory
     directory.drain_events()
@@ -187,8 +197,9 @@ def remove(inputs: dict[str, Any]) -> dict[str, Any]:
     ]
     problem = ""
     try:
+        pool.play(inputs["after"])
         directory.check()
-    except (AssertionError, KeyError, AttributeError) as error:
+    except (AssertionError, KeyError, AttributeError, StoreError) as error:
         problem = f"{type(error).__name__} {error}".strip()
     left = [obj for obj in objects.values() if obj.state.name == "VISIBLE"]
     return {
@@ -208,7 +219,7 @@ def remove(inputs: dict[str, Any]) -> dict[str, Any]:
         "events": events,
         "problem": problem,
         "visited": visited,
-        "savers": [segment.saver for segment in directory._segments.values()],
+        "savers": [[rank, segment.saver] for rank, segment in directory._segments.items()],
         "fits": _fits(directory),
     }
 
@@ -277,7 +288,9 @@ def push(inputs: dict[str, Any]) -> dict[str, Any]:
             {
                 "turn": [[one.index, one.token_ids, one.finish, one.cached_tokens] for one in turn],
                 "token_ids": list(order.token_ids),
-                "waiting": sorted(dict.keys(order.waiting)),
+                "waiting": sorted(
+                    [index, len(one.token_ids), one.finish or ""] for index, one in dict.items(order.waiting)
+                ),
                 "ended": order.ended,
             }
         )

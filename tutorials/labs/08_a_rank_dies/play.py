@@ -69,6 +69,7 @@ def row(what: str, streams: list[Stream], calm: list[Stream], blocks: int, secon
     text = "\n".join(one.text for one in streams)
     return {
         "what": what, "tokens": [wrong, *text.encode()], "reused": blocks, "seconds": seconds, "said": "",
+        "kind": "texts",
     }  # fmt: skip
 
 

@@ -1,0 +1,17 @@
+        if record.stage is Stage.CANCELLED:
+            self.move(record, Step.DROP)
+            self.end(record, record.cancelled_as, now, may_still_write=may_still_write)
+            return
+        if not self._is_lost(record):
+            record.tries += 1
+            record.pause_s = PAUSE_S * record.tries
+            if record.tries >= MOST_TRIES:
+                self.fail(record, reason, now, may_still_write)
+                return
+        self.move(record, Step.LOSE)
+        self.free(record, now, may_still_write)
+        if record.stage is Stage.HELD:
+            record.pause_s = 0.0
+            self.wait_again(record, now)
+        else:
+            self._recall(record, reason, now)
