@@ -230,6 +230,23 @@ def test_blocks_that_overlap_or_lie_outside_are_refused(lab: Judge) -> None:
     expect_refused(lab, cases, "places in a file are used only if they lie in it, and blocks lie apart")
 
 
+def test_offsets_are_checked_before_a_gap_is_read(lab: Judge) -> None:
+    of = plain_file(lab.random, (lab.size.layers, 1, 16, 16, 4), 12)
+    cases = {"a whole file": of.asked()}
+    wrong = [of.offsets[0]] * 12
+    of.fill(wrong)
+    of.seal(blocks_at=wrong)
+    what = f"a file of {len(of.data):,} bytes with right hashes, whose 12 offsets are all {wrong[0]}"
+    whole, after = opened(lab, cases | {what: of.asked()})
+    lab.expect(after.came_to, REFUSED, f"open_sealed() of {what} (exception)", "blocks lie apart")
+    lab.at_most(
+        after.read,
+        whole.read,
+        f"open_sealed() of {what} (bytes read; at most as many as for the file with the right offsets)",
+        "_check_offsets comes before a gap is read: gaps between wrong offsets may be nearly the whole file",
+    )
+
+
 def test_a_refused_file_is_closed(lab: Judge) -> None:
     of = plain_file(lab.random, layout_of(lab), 4)
     cases = {
