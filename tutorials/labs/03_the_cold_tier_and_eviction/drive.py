@@ -88,7 +88,8 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play a history of ranges in one segment, and tell the free ranges after each of the `last` steps.
 
     Steps: ["fill", nbytes] takes one range, ["extents", nbytes] calls the region, ["free", step] frees what
-    that step got, each range by itself. The history ends after a step that raised.
+    that step got, each range by itself. The history ends after a step that raised. An extent whose offset is
+    None has the offset -1.
     """
     allocator = RangeAllocator(inputs["capacity"], inputs["alignment"])
     allocator._sizes = sizes = CountedSizes(allocator._sizes)  # type: ignore[assignment]
@@ -109,7 +110,7 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
                 got = [[allocator.allocate(number), number]]
             else:
                 got = allocator.allocate_extents(number)
-                got = None if got is None else [list(extent) for extent in got]
+                got = None if got is None else [[-1 if at is None else at, size] for at, size in got]
         except UnknownObject as error:
             raised = str(error)
         taken.append(got)
