@@ -202,7 +202,7 @@ def test_extents_come_largest_first_and_the_rest_last(lab: Judge) -> None:
         [*largest[:3], 2 * UNIT],
         f"allocate_extents({nbytes:,}) with holes of {[size * UNIT for size in sizes]} bytes (bytes that each"
         " extent takes, rounded up)",
-        "extents come in the order of the object's bytes: whole holes, a largest one first, and then the rest",
+        "extents come in the order of the object's bytes: whole holes, the largest first, and then the rest",
     )
 
 
@@ -232,7 +232,8 @@ def test_the_rest_is_a_best_fit_again(lab: Judge) -> None:
     lab.expect(
         sorted(dict(before.holes).get(offset, 0) for offset, _ in after.got or []),
         [UNIT * small, UNIT * large],
-        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (sizes of its holes, sorted)",
+        f"allocate_extents({nbytes}) with holes of {[size * UNIT for size in sizes]} B (sizes of its holes,"
+        " sorted)",
         "the rest goes to the smallest hole that holds it, and not to the next largest",
     )
 
