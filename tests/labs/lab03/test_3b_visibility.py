@@ -277,6 +277,25 @@ def test_a_block_stays_in_dram_until_its_tier_has_it(lab: Judge) -> None:
     )
 
 
+def test_a_segment_without_a_saver_saves_nothing(lab: Judge) -> None:
+    a, b = keys_of(lab, 2)
+    steps: list[Step] = [("put", "r1", 0, a), ("end", 0), ("take",), ("put", "r2", 0, b), ("end", 3)]
+    seen = play(lab, [(0, 1, None), (1, 1, 1)], steps, share=0.5)
+    lab.expect(
+        (seen[1].waiting, seen[1].skipped, seen[2].said),
+        ([], 0, ""),
+        called(steps, 1, "unsaved puts, saves_skipped, what take_saves() then returns"),
+        "no tier saves the blocks of a segment whose saver is None, so none waits, and no save is skipped"
+        " either",
+    )
+    lab.expect(
+        (seen[3].said, seen[4].visible),
+        ("allocated", {str(b): 3}),
+        f"one place; {'; '.join(map(words, steps))} (results)",
+        "a block that no tier has to save can be evicted at once",
+    )
+
+
 def test_a_key_that_a_tier_knows_is_not_saved_again(lab: Judge) -> None:
     a, b = keys_of(lab, 2)
     steps: list[Step] = [

@@ -128,6 +128,12 @@ def test_a_parent_that_is_gone_is_not_yielded(lab: Judge) -> None:
         [a, c, d],
         f"{b} was deleted, and the parent of {d} was never there: only blocks that are known are yielded",
     )
+    expect_order(
+        lab,
+        [*steps, ("insert", b, a), ("use", d)],
+        [c, d, b, a],
+        f"{b} came back while {c} was still there, so it is an inner block again, between {c} and {a}",
+    )
 
 
 def test_asking_changes_nothing(lab: Judge) -> None:
