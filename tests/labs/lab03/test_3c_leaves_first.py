@@ -181,7 +181,8 @@ def test_a_random_tree_is_offered_in_order(lab: Judge) -> None:
                 expected.append((len(steps), tree.offered()))
         steps.append(("offer", ALL))
         expected.append((len(steps), tree.offered()))
-        for offer, (count, order) in zip(tree_offers(lab, steps), expected):
+        for row, (offer, (count, order)) in enumerate(zip(tree_offers(lab, steps), expected)):
+            lab.compares(row)
             lab.expect(
                 offer.offered,
                 order,

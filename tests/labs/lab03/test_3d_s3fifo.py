@@ -317,7 +317,8 @@ def test_a_random_history_follows_the_paper(lab: Judge) -> None:
                 steps.append(step)
                 if step[0] in ("evict", "offer"):
                     expected.append((len(steps), found))
-        for offer, (count, found) in zip(queue_offers(lab, 20, steps), expected):
+        for row, (offer, (count, found)) in enumerate(zip(queue_offers(lab, 20, steps), expected)):
+            lab.compares(row)
             lab.expect(
                 (offer.offered, offer.victim),
                 found,

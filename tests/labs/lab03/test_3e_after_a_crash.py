@@ -60,13 +60,14 @@ def opened(lab: Judge, cases: dict[str, dict[str, Any]]) -> list[Opened]:
         for what, after in zip(cases, seen)
     ]
     title, columns = "each file, and what open_sealed came to", ["file", "came to", "same_kind", "message"]
-    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows[-24:]})
+    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
     return seen
 
 
 def expect_refused(lab: Judge, cases: dict[str, dict[str, Any]], breaks: str) -> None:
     """Each of these files must be refused."""
-    for what, after in zip(cases, opened(lab, cases)):
+    for row, (what, after) in enumerate(zip(cases, opened(lab, cases))):
+        lab.compares(row)
         lab.expect(after.came_to, REFUSED, f"open_sealed() of {what} (exception)", breaks)
 
 
