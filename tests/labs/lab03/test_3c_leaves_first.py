@@ -130,7 +130,7 @@ def test_a_parent_that_is_gone_is_not_yielded(lab: Judge) -> None:
     )
     expect_order(
         lab,
-        [*steps, ("insert", b, a), ("use", d)],
+        [*steps, ("insert", b, a)],
         [c, d, b, a],
         f"{b} came back while {c} was still there, so it is an inner block again, between {c} and {a}",
     )
