@@ -131,6 +131,8 @@ class Ledger:
         and it is put at the end of _saves. But at most _max_unsaved_share of the segment's capacity may be
         unsaved. Its nbytes (not its padded size) are added to what is unsaved already. An object beyond the
         share is not saved, and is counted in "saves_skipped".
+        The order of these changes is free: an object may be unsaved before it is VISIBLE, or after. But
+        whether it is a copy is decided before _visible changes, and _join_copies needs its new state.
         """
         # labs:begin 3b
         segment = self._segments[obj.rank]

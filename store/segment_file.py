@@ -195,7 +195,10 @@ def _codec_name(number: int) -> str:
 
 
 def _read_table(fd: int, path: Path, header: Header, index: int, columns: int) -> np.ndarray:
-    """Read table `index` of the header: (blocks, columns) u64."""
+    """Read table `index` of the header; return a u64 array of shape (blocks, columns), also for one column.
+
+    Raises SegmentFileError if the table does not lie in the file, OSError.
+    """
     table, at = np.empty((header.blocks, columns), "<u8"), header.tables[index]
     if not HEADER_NBYTES <= at <= header.file_nbytes - table.nbytes:
         raise SegmentFileError(path, f"table {index} at {at} lies outside the file")

@@ -1,10 +1,11 @@
-"""A dictionary that counts how it is used: the cost of a region that is given it.
+"""An ordered dictionary that counts how it is used: the cost of a region that is given it.
 
 Imported by drivers of labs, in the child beside a student's code.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
@@ -24,10 +25,15 @@ class CountedItems(ItemsView[Any, Any]):
         return ((key, dict.__getitem__(mapping, key)) for key in mapping)
 
 
-class CountedLookUps(dict[Any, Any]):
-    """A dictionary that counts how often it is asked for a key, and the entries that are walked over."""
+class CountedLookUps(OrderedDict[Any, Any]):
+    """A dictionary that counts how it is used. It may stand for a plain dictionary too.
 
-    asked = 0
+    asked     look-ups of a key, and entries that are walked over
+    walked    the latter alone
+    written   keys that are set, deleted or moved
+    """
+
+    asked = walked = written = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Count a look-up."""
@@ -42,10 +48,50 @@ class CountedLookUps(dict[Any, Any]):
         self.asked += 1
         return super().__contains__(key)
 
-    def __iter__(self) -> Iterator[Any]:
-        for key in super().__iter__():
+    def _walk(self, keys: Iterator[Any]) -> Iterator[Any]:
+        for key in keys:
             self.asked += 1
+            self.walked += 1
             yield key
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._walk(super().__iter__())
+
+    def __reversed__(self) -> Any:
+        return self._walk(super().__reversed__())
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.written += 1
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.written += 1
+        super().__delitem__(key)
+
+    def move_to_end(self, key: Any, last: bool = True) -> None:
+        """Count a change."""
+        self.written += 1
+        super().move_to_end(key, last)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Count a look-up, and nothing that the inherited method calls."""
+        counts = self.asked + 1, self.walked, self.written
+        try:
+            return super().pop(key, *default)
+        finally:
+            self.asked, self.walked, self.written = counts
+
+    def popitem(self, last: bool = True) -> Any:
+        """Count a look-up likewise."""
+        counts = self.asked + 1, self.walked, self.written
+        try:
+            return super().popitem(last)
+        finally:
+            self.asked, self.walked, self.written = counts
+
+    def copy(self) -> Any:
+        """Return all entries; each counts."""
+        return OrderedDict(self.items())
 
     def keys(self) -> Any:
         """Return a view that asks this dictionary, as those of the next two methods do."""

@@ -24,6 +24,9 @@ from mooncake_lite.labs.variant import Sizes, class_of, sizes
 MOST_SHOWN = 400
 """Characters of a value in a message."""
 
+MOST_ROWS = 24
+"""Rows that `labs show` draws of a table whose failing row is known."""
+
 T = TypeVar("T")
 
 
@@ -123,6 +126,7 @@ class Judge:
         self.size: Sizes = sizes(session.lab, self._number)
         self.random = self.draw(f"{task} {name}")
         self._trace: object = None
+        self._row: int | None = None
 
     def draw(self, name: str) -> random.Random:
         """Return a random source that tests of one seed share by name."""
@@ -141,7 +145,7 @@ class Judge:
     def ask_or_raised(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
         """Ask the child; an exception of the region is an answer too."""
         child = self._session.child(self.task)
-        self._trace = None  # it belongs to another case
+        self._trace = self._row = None  # they belong to another case
         try:
             return child.ask(call, inputs, kind)
         except Stopped as error:
@@ -176,6 +180,10 @@ class Judge:
         """Note a picture of the last answer, or None. `labs show` draws it if the test then fails."""
         self._trace = what
 
+    def compares(self, row: int) -> None:
+        """Note which row of a table the next `expect` is about. If that fails, the row is drawn last."""
+        self._row = row
+
     def _differs(self, came_back: str, expected: str, called: str, breaks: str) -> NoReturn:
         self._fail(
             f"called     {_short(called)}",
@@ -187,6 +195,8 @@ class Judge:
     def _fail(self, *lines: str) -> NoReturn:
         if isinstance(self._trace, dict):
             of_test = {**self._trace, "test": self._name}
+            if self._row is not None:
+                of_test |= rows_to(self._row, of_test)
             self._session.outcome.traces.setdefault(self.task, of_test)
         pytest.fail("\n".join([*lines, repeat(self._session.lab.number, self.task)]), pytrace=False)
 
@@ -194,6 +204,13 @@ class Judge:
 def repeat(lab: int, task: str) -> str:
     """Return the line of a message that says how to see it again."""
     return f"repeat     mooncake-lite labs check {lab} {task}"
+
+
+def rows_to(row: int, table: dict[str, Any]) -> dict[str, Any]:
+    """Return the title and the rows of a table that ends with this row, at most MOST_ROWS of them."""
+    begin = max(0, row + 1 - MOST_ROWS)
+    title = f"{table['title']}; rows {begin + 1} to {row + 1} of {len(table['rows'])}, the last one failed"
+    return {"title": title, "rows": table["rows"][begin : row + 1]}
 
 
 def _short(value: object) -> str:

@@ -74,7 +74,8 @@ class LeavesFirst(Policy):
         """Yield all known items, each once and each after all of its children; changes nothing.
 
         First the leaves, the one used longest ago in front. Then inner blocks: of those whose children have
-        all been yielded, the one used longest ago, until none is left.
+        all been yielded, the one used longest ago, until none is left. A parent that is not known (not in
+        _used: it never came or is gone) is not yielded. Its children are yielded like blocks without one.
         """
         # labs:begin 3c
         refused: dict[int, int] = {}

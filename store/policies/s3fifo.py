@@ -76,18 +76,20 @@ class S3FIFO(Policy):
     def victims(self, now: float) -> Iterator[int]:
         """Yield all known items, each once. Items that move meanwhile stay where they are then.
 
-        The item in front of one queue is judged: that of the small queue while it has _small_places items or
-        more, else that of the main one. Where all items of one queue are done, those of the other are judged.
+        The item in front of one queue is judged: that of the small queue while its length is at least the
+        limit, _small_places, else that of the main one. Where all items of one queue are done, those of the
+        other are judged.
 
             small, used more than once   goes to the back of the main queue and has no uses there
             main, used                   goes to its back and has one use less
             any other                    is yielded. If the caller asks for the next one, this one may not be
                                          evicted: it is done, and goes to the back of its queue with its uses
 
-        Items that are done count in the length of their queue, and go to its back whenever they are in front.
+        An item that is done is not judged again: whatever its uses, it keeps them, stays in its queue, and
+        goes to the back whenever it is in front. It still counts in the length of its queue.
         The paper evicts before it inserts. If the caller has inserted first, there are more items than the
-        capacity. Then the newcomer is done from the beginning and yielded after all others, and the small
-        queue may have one item more if the newcomer is in it.
+        capacity. Then the newcomer is done from the beginning, and is yielded after all others. If it is in
+        the small queue, the limit is _small_places + 1.
         """
         # labs:begin 3d
         small, main = self._small, self._main

@@ -45,10 +45,11 @@ def offers(
     for step, offer in zip((step for step in steps if step[0] in ("offer", "evict")), seen):
         told = [
             *map(str, offer.offered[:MOST_SHOWN]),
+            *([f"({len(offer.offered) - MOST_SHOWN} more)"] if len(offer.offered) > MOST_SHOWN else ()),
             *(() if offer.victim is None else [f"{offer.victim} evicted"]),
         ]
         rows.append([in_words([step]), *offer.drawn, " ".join(told) or "nothing"])
-    table = {"kind": "table", "title": title, "columns": ["step", *columns, "came back"], "rows": rows[-16:]}
+    table = {"kind": "table", "title": title, "columns": ["step", *columns, "came back"], "rows": rows}
     lab.trace(table)
     return seen
 

@@ -70,7 +70,7 @@ def play(
     ]
     title = "each step, which put lookups find under each key, and unsaved puts; #3 is the put of step #3"
     columns = ["step", "call", "came back", "visible", "unsaved"]
-    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows[-24:]})
+    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
     return seen
 
 
@@ -274,6 +274,25 @@ def test_a_block_stays_in_dram_until_its_tier_has_it(lab: Judge) -> None:
         ["full", "", "allocated", "dram of rank 0", "not found"],
         f"3 places, one private and two unsaved; {'; '.join(map(words, steps[5:]))}",
         "an unsaved block is not evicted: its bytes are nowhere else. After saved() it may go",
+    )
+
+
+def test_a_segment_without_a_saver_saves_nothing(lab: Judge) -> None:
+    a, b = keys_of(lab, 2)
+    steps: list[Step] = [("put", "r1", 0, a), ("end", 0), ("take",), ("put", "r2", 0, b), ("end", 3)]
+    seen = play(lab, [(0, 1, None), (1, 1, 1)], steps, share=0.5)
+    lab.expect(
+        (seen[1].waiting, seen[1].skipped, seen[2].said),
+        ([], 0, ""),
+        called(steps, 1, "unsaved puts, saves_skipped, what take_saves() then returns"),
+        "no tier saves the blocks of a segment whose saver is None, so none waits, and no save is skipped"
+        " either",
+    )
+    lab.expect(
+        (seen[3].said, seen[4].visible),
+        ("allocated", {str(b): 3}),
+        f"one place; {'; '.join(map(words, steps))} (results)",
+        "a block that no tier has to save can be evicted at once",
     )
 
 
@@ -505,6 +524,7 @@ def test_a_random_history_of_requests_follows_the_rules(lab: Judge) -> None:
         said.append((what, visible, sorted(model.waiting), model.skipped))
         owners.append(sorted(set(model.owner.values())))
     for number, after in enumerate(play(lab, [(0, 8, 0)], steps, share=0.55)):
+        lab.compares(number)
         lab.expect(
             (after.said, after.visible, after.waiting, after.skipped),
             said[number],

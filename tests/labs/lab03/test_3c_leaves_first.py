@@ -128,6 +128,12 @@ def test_a_parent_that_is_gone_is_not_yielded(lab: Judge) -> None:
         [a, c, d],
         f"{b} was deleted, and the parent of {d} was never there: only blocks that are known are yielded",
     )
+    expect_order(
+        lab,
+        [*steps, ("insert", b, a)],
+        [c, d, b, a],
+        f"{b} came back while {c} was still there, so it is an inner block again, between {c} and {a}",
+    )
 
 
 def test_asking_changes_nothing(lab: Judge) -> None:
@@ -175,7 +181,8 @@ def test_a_random_tree_is_offered_in_order(lab: Judge) -> None:
                 expected.append((len(steps), tree.offered()))
         steps.append(("offer", ALL))
         expected.append((len(steps), tree.offered()))
-        for offer, (count, order) in zip(tree_offers(lab, steps), expected):
+        for row, (offer, (count, order)) in enumerate(zip(tree_offers(lab, steps), expected)):
+            lab.compares(row)
             lab.expect(
                 offer.offered,
                 order,

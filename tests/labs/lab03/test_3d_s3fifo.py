@@ -114,6 +114,12 @@ def queue_offers(lab: Judge, places: int, steps: Sequence[Step]) -> list[Offer]:
     return offers(lab, "s3fifo", places, steps, title, ["small", "main"])
 
 
+def queues_of(offer: Offer) -> str:
+    """Both queues before an answer, as a message names them."""
+    small, main = (queue or "nothing" for queue in offer.drawn)
+    return f"small: {small} and main: {main}"
+
+
 def evictions(count: int, held: Sequence[int] = ()) -> list[Step]:
     """Evictions, and nothing comes in between."""
     return [("evict", list(held))] * count
@@ -138,13 +144,14 @@ def test_an_item_that_was_used_twice_moves_to_the_main_queue(lab: Judge) -> None
     a, b, c, d = names(lab, 4)
     steps: list[Step] = [
         *(("insert", item, None) for item in (a, b, c, d)),
-        *[("use", a), ("use", a), ("use", b), ("use", b), ("use", b)],
+        *[("use", a), ("use", a), ("use", a), ("use", b), ("use", b)],
     ]
     lab.expect(
         victims_after(lab, 10, [*steps, *evictions(4)]),
         [c, d, a, b],
         f"10 places, 1 of them small; {in_words(steps)}, and four evictions (victims)",
-        f"{a} and {b} move to the main queue without their uses; it is judged when the small one is short",
+        f"{a} and {b} move to the main queue and have no uses there, so {a} leaves first although it was used"
+        " more. The main queue is judged when the small one is short",
     )
 
 
@@ -199,7 +206,7 @@ def test_an_item_that_may_not_go_is_passed_and_keeps_its_uses(lab: Judge) -> Non
     lab.expect(
         seen[2].offered,
         [b, a],
-        "victims() after that (all that is yielded)",
+        f"victims() with {queues_of(seen[2])} (all that is yielded)",
         f"{a} was used twice in all, so it moves to the main queue when it is in front",
     )
 
@@ -310,11 +317,13 @@ def test_a_random_history_follows_the_paper(lab: Judge) -> None:
                 steps.append(step)
                 if step[0] in ("evict", "offer"):
                     expected.append((len(steps), found))
-        for offer, (count, found) in zip(queue_offers(lab, 20, steps), expected):
+        for row, (offer, (count, found)) in enumerate(zip(queue_offers(lab, 20, steps), expected)):
+            lab.compares(row)
             lab.expect(
                 (offer.offered, offer.victim),
                 found,
-                f"20 places; step {count}: {in_words(steps[count - 1 : count])} (passed, victim)",
+                f"20 places, 2 of them small; step {count}: {in_words(steps[count - 1 : count])}, with"
+                f" {queues_of(offer)} (passed, victim)",
                 "items are judged as in the paper, and those that may not go are passed",
             )
 

@@ -60,13 +60,14 @@ def opened(lab: Judge, cases: dict[str, dict[str, Any]]) -> list[Opened]:
         for what, after in zip(cases, seen)
     ]
     title, columns = "each file, and what open_sealed came to", ["file", "came to", "same_kind", "message"]
-    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows[-24:]})
+    lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
     return seen
 
 
 def expect_refused(lab: Judge, cases: dict[str, dict[str, Any]], breaks: str) -> None:
     """Each of these files must be refused."""
-    for what, after in zip(cases, opened(lab, cases)):
+    for row, (what, after) in enumerate(zip(cases, opened(lab, cases))):
+        lab.compares(row)
         lab.expect(after.came_to, REFUSED, f"open_sealed() of {what} (exception)", breaks)
 
 
@@ -228,6 +229,23 @@ def test_blocks_that_overlap_or_lie_outside_are_refused(lab: Judge) -> None:
         of.seal(**{f"{name}_at": len(of.data) - 16})
         cases[f"a file with right hashes whose table of {name} ends behind the file"] = of.asked()
     expect_refused(lab, cases, "places in a file are used only if they lie in it, and blocks lie apart")
+
+
+def test_offsets_are_checked_before_a_gap_is_read(lab: Judge) -> None:
+    of = plain_file(lab.random, (lab.size.layers, 1, 16, 16, 4), 12)
+    cases = {"a whole file": of.asked()}
+    wrong = [of.offsets[0]] * 12
+    of.fill(wrong)
+    of.seal(blocks_at=wrong)
+    what = f"a file of {len(of.data):,} bytes with right hashes, whose 12 offsets are all {wrong[0]}"
+    whole, after = opened(lab, cases | {what: of.asked()})
+    lab.expect(after.came_to, REFUSED, f"open_sealed() of {what} (exception)", "blocks lie apart")
+    lab.at_most(
+        after.read,
+        whole.read,
+        f"open_sealed() of {what} (bytes read; at most as many as for the file with the right offsets)",
+        "_check_offsets comes before a gap is read: gaps between wrong offsets may be nearly the whole file",
+    )
 
 
 def test_a_refused_file_is_closed(lab: Judge) -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
+from mooncake_lite.labs.judging import rows_to
 from mooncake_lite.labs.notes import Notes, write_notes
 from mooncake_lite.labs.show import read_trace_of
 from tests.mooncake_lite.labs.trees import ROOT, labs
@@ -89,6 +90,14 @@ TRACES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", TRACES)
 def test_a_trace_of_each_kind_is_drawn_as_text(kind: str) -> None:
     assert read_trace_of(TRACES[kind]).as_text() == TEXTS[kind]
+
+
+def test_a_long_table_ends_with_the_row_that_failed_and_says_what_it_leaves_out() -> None:
+    table = TABLE | {"rows": [[str(row), ""] for row in range(90)]}
+    drawn = rows_to(30, table)
+    assert drawn["rows"] == table["rows"][7:31]
+    assert drawn["title"] == "two pieces; rows 8 to 31 of 90, the last one failed"
+    assert rows_to(1, table)["rows"] == table["rows"][:2]
 
 
 def test_a_block_map_has_a_square_for_each_page_and_step() -> None:

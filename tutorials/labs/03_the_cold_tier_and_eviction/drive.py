@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import os
 import tempfile
-from collections.abc import Iterator, MutableMapping, MutableSequence
+from collections.abc import MutableSequence
 from pathlib import Path
 from typing import Any
 
 import store.segment_file
+from mooncake_lite.labs.counting import CountedLookUps
 from store.allocator import RangeAllocator, padded_size
 from store.directory import Directory
 from store.errors import BadBlock, PoolFull, SegmentFileError, UnknownObject
@@ -52,48 +53,17 @@ class CountedSizes(MutableSequence[int]):
         return self[:]  # type: ignore[no-any-return]
 
 
-class CountedBooks(MutableMapping[int, Any]):
-    """A dictionary that counts the entries over which a loop walks."""
-
-    def __init__(self, entries: dict[int, Any]) -> None:
-        self.entries = entries
-        self.walked = 0
-
-    def __getitem__(self, key: int) -> Any:
-        return self.entries[key]
-
-    def __setitem__(self, key: int, value: Any) -> None:
-        self.entries[key] = value
-
-    def __delitem__(self, key: int) -> None:
-        del self.entries[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.entries
-
-    def __iter__(self) -> Iterator[int]:
-        for key in self.entries:
-            self.walked += 1
-            yield key
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def copy(self) -> dict[int, Any]:
-        """Return all entries."""
-        return dict(self)
-
-
 def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play a history of ranges in one segment, and tell the free ranges after each of the `last` steps.
 
     Steps: ["fill", nbytes] takes one range, ["extents", nbytes] calls the region, ["free", step] frees what
-    that step got, each range by itself. The history ends after a step that raised.
+    that step got, each range by itself. The history ends after a step that raised. An extent whose offset is
+    None has the offset -1.
     """
     allocator = RangeAllocator(inputs["capacity"], inputs["alignment"])
     allocator._sizes = sizes = CountedSizes(allocator._sizes)  # type: ignore[assignment]
-    books = [CountedBooks(getattr(allocator, name)) for name in ("_used", "_starts", "_ends", "_holes")]
-    allocator._used, allocator._starts, allocator._ends, allocator._holes = books  # type: ignore[assignment]
+    books = [CountedLookUps(getattr(allocator, name)) for name in ("_used", "_starts", "_ends", "_holes")]
+    allocator._used, allocator._starts, allocator._ends, allocator._holes = books
     taken: list[Any] = []
     seen = []
     first = len(inputs["steps"]) - inputs["last"]
@@ -109,13 +79,13 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
                 got = [[allocator.allocate(number), number]]
             else:
                 got = allocator.allocate_extents(number)
-                got = None if got is None else [list(extent) for extent in got]
+                got = None if got is None else [[-1 if at is None else at, size] for at, size in got]
         except UnknownObject as error:
             raised = str(error)
         taken.append(got)
         if place < first and not raised:
             continue
-        holes = sorted([offset, size] for offset, size in allocator._starts.entries.items())
+        holes = sorted([offset, size] for offset, size in dict.items(allocator._starts))
         read = sizes.read + sum(book.walked for book in books) - before
         seen.append({"got": got, "holes": holes, "read": read, "raised": raised})
         if raised:

@@ -6,11 +6,11 @@ It runs beside a student's code, so it knows no expected value. Each call reache
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mooncake_lite.labs.counting import CountedLookUps
 from store.policies.contract import BlockFacts
 from store.policies.leaves_first import LeavesFirst
 from store.policies.s3fifo import S3FIFO
@@ -20,129 +20,62 @@ MOST_DRAWN = 16
 """Items of a queue, or of a tree, that `labs show` draws."""
 
 
-class Reads:
-    """Counts what a region reads while it runs, and nothing else.
-
-    walked   entries that a loop visits        asked   look-ups of one entry
-    """
-
-    def __init__(self) -> None:
-        self.walked = self.asked = 0
-        self.is_on = False
-
-    def walk(self) -> None:
-        """Count an entry of a loop."""
-        self.walked += self.is_on
-
-    def ask(self) -> None:
-        """Count a look-up."""
-        self.asked += self.is_on
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count nothing."""
-        was_on, self.is_on = self.is_on, False
-        try:
-            yield
-        finally:
-            self.is_on = was_on
-
-
-class Watched(OrderedDict[Any, Any]):
-    """An ordered dictionary that tells what is read of it."""
-
-    def __init__(self, reads: Reads) -> None:
-        self.reads = reads
-        super().__init__()
-
-    def __iter__(self) -> Iterator[Any]:
-        for key in super().__iter__():
-            self.reads.walk()
-            yield key
-
-    def __reversed__(self) -> Any:
-        for key in super().__reversed__():
-            self.reads.walk()
-            yield key
-
-    def __getitem__(self, key: Any) -> Any:
-        self.reads.ask()
-        return super().__getitem__(key)
-
-    def __contains__(self, key: Any) -> bool:
-        self.reads.ask()
-        return super().__contains__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Count a look-up."""
-        self.reads.ask()
-        return super().get(key, default)
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        """Count a look-up."""
-        self.reads.ask()
-        with self.reads.paused():
-            return super().pop(key, *default)
-
-    def popitem(self, last: bool = True) -> Any:
-        """Count a look-up."""
-        self.reads.ask()
-        with self.reads.paused():
-            return super().popitem(last)
-
-    def copy(self) -> Any:
-        """Return all entries."""
-        return OrderedDict(self.items())
-
-    def keys(self) -> Any:
-        """Return a view that asks this dictionary, as those of the next two methods do."""
-        return KeysView(self)
-
-    def values(self) -> Any:
-        """Return a view."""
-        return ValuesView(self)
-
-    def items(self) -> Any:
-        """Return a view."""
-        return ItemsView(self)
-
-
 class WatchedRanking(Ranking[int]):
-    """A ranking that tells what is read of it."""
+    """A ranking that counts as a CountedLookUps does."""
 
-    def __init__(self, reads: Reads) -> None:
-        self.reads = reads
-        super().__init__()
+    asked = walked = 0
+
+    def _walk(self) -> None:
+        self.asked += 1
+        self.walked += 1
 
     def ascending(self) -> Iterator[int]:
-        """Count each item that comes out."""
-        items = super().ascending()
-        while True:
-            with self.reads.paused():
-                found = list(itertools.islice(items, 1))
-            if not found:
-                return
-            self.reads.walk()
-            yield found[0]
+        """Count each item that comes out. `first` has counted the first one."""
+        for number, item in enumerate(super().ascending()):
+            if number:
+                self._walk()
+            yield item
 
     def first(self) -> int:
         """Count an item."""
-        self.reads.walk()
+        self._walk()
         return super().first()
 
     def key(self, item: int) -> Any:
         """Count a look-up."""
-        self.reads.ask()
+        self.asked += 1
         return super().key(item)
 
     def __contains__(self, item: int) -> bool:
-        self.reads.ask()
+        self.asked += 1
         return super().__contains__(item)
 
     def __iter__(self) -> Iterator[int]:
         for item in super().__iter__():
-            self.reads.walk()
+            self._walk()
             yield item
+
+
+class Reads:
+    """What a region has read of these books while it ran, and nothing else; asked and walked as theirs."""
+
+    def __init__(self, books: Sequence[CountedLookUps | WatchedRanking]) -> None:
+        self.books = books
+        self.walked = self.asked = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what is read meanwhile."""
+        walked, asked = self._all()
+        try:
+            yield
+        finally:
+            now = self._all()
+            self.walked += now[0] - walked
+            self.asked += now[1] - asked
+
+    def _all(self) -> tuple[int, int]:
+        return sum(book.walked for book in self.books), sum(book.asked for book in self.books)
 
 
 def shortened(items: list[str]) -> str:
@@ -158,14 +91,14 @@ class SeenLeaves(LeavesFirst):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self.reads = Reads()
-        self._parent, self._children, self._used = (Watched(self.reads) for _ in range(3))
-        self._leaves = WatchedRanking(self.reads)
+        self._parent, self._children, self._used = (CountedLookUps() for _ in range(3))
+        self._leaves = WatchedRanking()
+        self.reads = Reads([self._parent, self._children, self._used, self._leaves])
 
     @property
     def steps(self) -> int:
         """Return what was read."""
-        return self.reads.walked + self.reads.asked
+        return self.reads.asked
 
     def drawn(self) -> list[str]:
         """Return the items from cold to hot: each after a slash after its parent."""
@@ -180,13 +113,13 @@ class SeenQueues(S3FIFO):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self.reads = Reads()
-        self._small, self._main = Watched(self.reads), Watched(self.reads)
+        self._small, self._main = CountedLookUps(), CountedLookUps()
+        self.reads = Reads([self._small, self._main])
 
     @property
     def steps(self) -> int:
         """Return the larger of the counts: each of them is 1 for an item that is looked at."""
-        return max(self.reads.walked, self.reads.asked)
+        return max(self.reads.walked, self.reads.asked - self.reads.walked)
 
     def drawn(self) -> list[str]:
         """Return both queues, the oldest item first, with one * for each use."""
@@ -201,13 +134,11 @@ def offered(policy: Seen) -> Iterator[int]:
     """Yield what the region yields, and count what it reads."""
     items = policy.victims(0.0)
     while True:
-        policy.reads.is_on = True
         try:
-            item = next(items)
+            with policy.reads.counted():
+                item = next(items)
         except StopIteration:
             return
-        finally:
-            policy.reads.is_on = False
         yield item
 
 

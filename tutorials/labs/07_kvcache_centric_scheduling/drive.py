@@ -5,8 +5,7 @@ It runs beside a student's code, so it knows no expected value. Each call reache
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 import scheduler.admission.predictive
 import scheduler.prefix_index
+from mooncake_lite.labs.counting import CountedLookUps
 from scheduler.admission.predictive import Predictive
 from scheduler.decode_load import DecodeLoad
 from scheduler.hot_spots import HotSpots
@@ -205,63 +205,6 @@ def rank(inputs: dict[str, Any]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- 7c
 
 
-class CountedReads(MutableMapping[Any, Any]):
-    """The books of HotSpots: an OrderedDict that counts each access, and each entry that is walked over."""
-
-    def __init__(self) -> None:
-        self.inner: OrderedDict[Any, Any] = OrderedDict()
-        self.count = 0
-
-    def __getitem__(self, pair: Any) -> Any:
-        self.count += 1
-        return self.inner[pair]
-
-    def __setitem__(self, pair: Any, value: Any) -> None:
-        self.count += 1
-        self.inner[pair] = value
-
-    def __delitem__(self, pair: Any) -> None:
-        self.count += 1
-        del self.inner[pair]
-
-    def __contains__(self, pair: Any) -> bool:
-        self.count += 1
-        return pair in self.inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __iter__(self) -> Iterator[Any]:
-        for pair in list(self.inner):
-            self.count += 1
-            yield pair
-
-    def __reversed__(self) -> Iterator[Any]:
-        for pair in reversed(list(self.inner)):
-            self.count += 1
-            yield pair
-
-    def get(self, pair: Any, default: Any = None) -> Any:
-        """Count an access, as the methods below do."""
-        self.count += 1
-        return self.inner.get(pair, default)
-
-    def pop(self, pair: Any, *default: Any) -> Any:
-        """Remove an entry and return it."""
-        self.count += 1
-        return self.inner.pop(pair, *default)
-
-    def popitem(self, last: bool = True) -> Any:
-        """Remove the last entry or the first one."""
-        self.count += 1
-        return self.inner.popitem(last)
-
-    def move_to_end(self, pair: Any, last: bool = True) -> None:
-        """Move an entry."""
-        self.count += 1
-        self.inner.move_to_end(pair, last)
-
-
 def hot(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """Play prefills, each (node, keys, near, now). Tells the hot keys and the books after each one."""
     spots = HotSpots(
@@ -270,15 +213,16 @@ def hot(inputs: dict[str, Any]) -> list[dict[str, Any]]:
         window_s=inputs["window_s"],
         remembered=inputs["remembered"],
     )
-    spots._reads = books = CountedReads()  # type: ignore[assignment]
+    spots._reads = books = CountedLookUps()
     seen = []
     for node, keys, is_near, now in inputs["reads"]:
-        before = books.count
+        before = books.asked + books.written
         found = spots.on_read(node, keys, is_near, now)
+        accesses = books.asked + books.written - before
         if not isinstance(found, list):
             raise TypeError(f"on_read() returned a {type(found).__name__}, and a list is wanted")
-        after = [[key, of, time_s, count] for (key, of), (time_s, count) in books.inner.items()]
-        seen.append({"hot": list(found), "books": after, "accesses": books.count - before})
+        after = [[key, of, time_s, count] for (key, of), (time_s, count) in books.items()]
+        seen.append({"hot": list(found), "books": after, "accesses": accesses})
     return seen
 
 
