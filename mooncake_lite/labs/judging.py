@@ -141,7 +141,7 @@ class Judge:
     def ask_or_raised(self, call: str, inputs: object, kind: type[T]) -> T | Raised:
         """Ask the child; an exception of the region is an answer too."""
         child = self._session.child(self.task)
-        self._trace = None  # it belongs to another case
+        self._trace, child.printed = None, b""  # they belong to another case
         try:
             return child.ask(call, inputs, kind)
         except Stopped as error:
@@ -150,8 +150,7 @@ class Judge:
             self._session.outcome.files |= child.files
             if child.stopped:
                 self._session.outcome.stopped[self.task] = child.stopped
-        said = child.printed.decode(errors="replace").strip()
-        self._fail(f"stopped    {why}", *([f"printed    {_short(said)}"] if said else []))
+        self._fail(f"stopped    {why}")
 
     def expect(self, came_back: object, expected: object, called: str, breaks: str) -> None:
         """Fail the test unless both are equal.
@@ -188,7 +187,9 @@ class Judge:
         if isinstance(self._trace, dict):
             of_test = {**self._trace, "test": self._name}
             self._session.outcome.traces.setdefault(self.task, of_test)
-        pytest.fail("\n".join([*lines, repeat(self._session.lab.number, self.task)]), pytrace=False)
+        said = _short(self._session.child(self.task).printed.decode(errors="replace").strip())
+        printed = [f"printed    {said}".replace("\n", "\n           ")] if said else []
+        pytest.fail("\n".join([*lines, *printed, repeat(self._session.lab.number, self.task)]), pytrace=False)
 
 
 def repeat(lab: int, task: str) -> str:

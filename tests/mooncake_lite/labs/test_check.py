@@ -94,7 +94,8 @@ def test_a_reason_that_several_tests_share_is_shown_once(tree: Path) -> None:
 
 
 def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expected(tree: Path) -> None:
-    edit(tree / "scheduler/instance/pages.py", "        self.used[last] -= 1\n", "")
+    printing = "        print(len(new), 'new')\n"
+    edit(tree / "scheduler/instance/pages.py", "        self.used[last] -= 1\n", printing)
     result = labs("check", "2", "2a")
     assert result.return_value == 1
     for word in (
@@ -102,6 +103,7 @@ def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expecte
         "  came back  ",
         "  expected   ",
         "  breaks     ",
+        "  printed    1 new\n",
         "mooncake-lite labs check 2 2a",
     ):
         assert word in result.output
