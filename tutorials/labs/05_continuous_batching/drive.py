@@ -25,7 +25,7 @@ from scheduler.instance.step import Chunk
 from scheduler.instance.task import Task
 
 SALT = b"lab 5"
-DUTIES = {"both": {PREFILL, DECODE}, "decode": {DECODE}, "prefetch": {PREFETCH}}
+DUTIES = {"both": {PREFILL, DECODE}, "prefill": {PREFILL}, "decode": {DECODE}, "prefetch": {PREFETCH}}
 
 # ------------------------------------------------------------------------------------------- books
 
@@ -110,7 +110,7 @@ def books_of(inputs: dict[str, Any]) -> Books:
     pages = Pages(inputs["num_pages"], inputs["page_tokens"])
     cached = inputs["cached"]
     prefix = RadixPrefix(pages, inputs["block_tokens"])
-    duties, limits = frozenset({PREFILL, DECODE}), Limits(**inputs["limits"])
+    duties, limits = frozenset(DUTIES[inputs["duty"]]), Limits(**inputs["limits"])
     state = Books(duties, pages, Staging(4, 4), inputs["block_tokens"], limits, prefix=prefix)
     stages: dict[str, list[Task]] = {}
     for stage in ("running", "prefilling", "loading", "swapping", "storing", "waiting"):
@@ -146,17 +146,25 @@ def picture(state: State) -> str:
 
 
 def admissions(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Let waiting jobs begin. Tells the admissions, and how many jobs were looked at."""
+    """Let waiting jobs begin. Tells the admissions, the jobs that were looked at, and pages left."""
     state = books_of(inputs)
     before = picture(state)
     Books.matched = CountedLine.looked = 0
-    chosen = next_admissions(state, PageDraft(state.pages, state.prefix))
+    draft = PageDraft(state.pages, state.prefix)
+    chosen = next_admissions(state, draft)
     looked = max(Books.matched, CountedLine.looked)
     return {
         "admissions": [
-            {"job": each.job[0], "pages": each.pages, "shared": each.shared, "loads": each.loads}
+            {
+                "job": each.job[0],
+                "pages": each.pages,
+                "shared": each.shared,
+                "loads": each.loads,
+                "by_layers": each.by_layers,
+            }
             for each in chosen
         ],
+        "available": draft.num_available,
         "looked": looked,
         "changed": picture(state) != before,
     }
