@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mooncake_lite.labs.counting import CountedNumber, counting
 from scheduler.instance import continuous
 from scheduler.instance.chunked import chunk_sizes
 from scheduler.instance.continuous import next_admissions, next_batch
@@ -242,52 +243,10 @@ def passes(inputs: dict[str, Any]) -> list[dict[str, int]]:
 # ------------------------------------------------------------------------------------------- 5c
 
 
-class CountedTokens(int):
-    """A number of tokens that counts how often it is compared, also after arithmetic."""
+class CountedTokens(CountedNumber):
+    """A number of tokens that counts how often it is compared, with 0 too by `if`."""
 
-    compared = 0
-
-    def _counted(self, name: str, other: Any) -> Any:
-        CountedTokens.compared += 1
-        return getattr(int, name)(self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._counted("__lt__", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._counted("__le__", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._counted("__gt__", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._counted("__ge__", other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._counted("__eq__", other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._counted("__ne__", other)
-
-    def __bool__(self) -> bool:
-        CountedTokens.compared += 1
-        return int(self) != 0
-
-    __hash__ = int.__hash__
-
-    def __add__(self, other: Any) -> Any:
-        return CountedTokens(int.__add__(self, other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return CountedTokens(int.__sub__(self, other))
-
-    def __rsub__(self, other: Any) -> Any:
-        return CountedTokens(int.__rsub__(self, other))
-
-    def __neg__(self) -> Any:
-        return CountedTokens(int.__neg__(self))
+    __bool__ = counting("__bool__")
 
 
 def share(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -295,9 +254,9 @@ def share(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seen = []
     for given in inputs:
         wanted = [CountedTokens(tokens) for tokens in given["wanted"]]
-        CountedTokens.compared = 0
+        CountedTokens.count = 0
         sizes = chunk_sizes(given["budget"], wanted)
-        compared = CountedTokens.compared
+        compared = CountedTokens.count
         changed = [int(tokens) for tokens in wanted] != given["wanted"]
         seen.append({"sizes": [int(size) for size in sizes], "changed": changed, "compared": compared})
     return seen
