@@ -52,7 +52,7 @@ class Child:
     """A child process of one task.
 
     files    {file: digest} of the tree's files that it has loaded, after the first question
-    printed  the first bytes that the student's code has printed
+    printed  the first bytes that the student's code has printed since this was last emptied
     stopped  why it answers no more; empty while it does
     """
 

@@ -1,4 +1,4 @@
-"""An ordered dictionary that counts how it is used: the cost of a region that is given it.
+"""An ordered dictionary and integers that count how they are used: the cost of a region that is given them.
 
 Imported by drivers of labs, in the child beside a student's code.
 """
@@ -6,7 +6,7 @@ Imported by drivers of labs, in the child beside a student's code.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import Any
 
 
@@ -104,3 +104,35 @@ class CountedLookUps(OrderedDict[Any, Any]):
     def items(self) -> Any:
         """Return a view."""
         return CountedItems(self)
+
+
+class CountedNumber(int):
+    """An integer that counts how often it is compared, also after arithmetic. Each subclass has a count."""
+
+    count = 0
+
+
+def counting(name: str) -> Callable[..., Any]:
+    """Return the method of `int` of this name, which counts."""
+
+    def method(self: CountedNumber, *other: Any) -> Any:
+        type(self).count += 1
+        return getattr(int, name)(self, *other)
+
+    return method
+
+
+def _going_on(name: str) -> Callable[..., Any]:
+    """Return the method of `int` of this name; its result goes on counting."""
+
+    def method(self: CountedNumber, *other: Any) -> Any:
+        made = getattr(int, name)(self, *other)
+        return made if made is NotImplemented else type(self)(made)
+
+    return method
+
+
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(CountedNumber, _name, counting(_name))
+for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__neg__", "__pos__"):
+    setattr(CountedNumber, _name, _going_on(_name))

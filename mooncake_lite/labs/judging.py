@@ -146,6 +146,7 @@ class Judge:
         """Ask the child; an exception of the region is an answer too."""
         child = self._session.child(self.task)
         self._trace = self._row = None  # they belong to another case
+        child.printed = b""
         try:
             return child.ask(call, inputs, kind)
         except Stopped as error:
@@ -154,8 +155,7 @@ class Judge:
             self._session.outcome.files |= child.files
             if child.stopped:
                 self._session.outcome.stopped[self.task] = child.stopped
-        said = child.printed.decode(errors="replace").strip()
-        self._fail(f"stopped    {why}", *([f"printed    {_short(said)}"] if said else []))
+        self._fail(f"stopped    {why}")
 
     def expect(self, came_back: object, expected: object, called: str, breaks: str) -> None:
         """Fail the test unless both are equal.
@@ -198,7 +198,9 @@ class Judge:
             if self._row is not None:
                 of_test |= rows_to(self._row, of_test)
             self._session.outcome.traces.setdefault(self.task, of_test)
-        pytest.fail("\n".join([*lines, repeat(self._session.lab.number, self.task)]), pytrace=False)
+        said = _short(self._session.child(self.task).printed.decode(errors="replace").strip())
+        printed = [f"printed    {said}".replace("\n", "\n           ")] if said else []
+        pytest.fail("\n".join([*lines, *printed, repeat(self._session.lab.number, self.task)]), pytrace=False)
 
 
 def repeat(lab: int, task: str) -> str:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from mooncake_lite.labs.lab import Lab, LabTask
-from mooncake_lite.labs.regions import FunctionNode
+from mooncake_lite.labs.regions import FunctionNode, find
 
 
 def forbidden(lab: Lab, task: LabTask, function: FunctionNode, source: str) -> list[str]:
@@ -19,26 +19,26 @@ def forbidden(lab: Lab, task: LabTask, function: FunctionNode, source: str) -> l
     function   whose body is the region, in the file `source`
     """
     allowed = {*lab.names, *task.names, *_arguments(function), *_bound(function.body)}
-    first = function.body[0].lineno
+    begin = find(source, task.function).begin
     return [
-        f"line {line} of the region: {what}"
-        for line, what in sorted(set(_uses(function.body, allowed, set(task.private), first)))
+        f"line {line - begin} of the region: {what}"
+        for line, what in sorted(set(_uses(function.body, allowed, set(task.private))))
     ]
 
 
-def _uses(
-    body: list[ast.stmt], allowed: set[str], private: set[str], first: int
-) -> Iterator[tuple[int, str]]:
+def _uses(body: list[ast.stmt], allowed: set[str], private: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield (line of the file, what is wrong there)."""
     for node in (node for statement in body for node in ast.walk(statement)):
-        line = getattr(node, "lineno", first) - first + 1
+        line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield line, "imports; a region uses only what its file has imported, as lab.toml lists it"
+            yield line, "imports; a region uses only what the sheet lists for this task"
         elif isinstance(node, ast.Global | ast.Nonlocal):
             yield line, f"changes the outer name {', '.join(node.names)}"
         elif isinstance(node, ast.Name) and node.id not in allowed:
-            yield line, f"uses the name {node.id}, which lab.toml does not list for this task"
+            yield line, f"uses the name {node.id}, which the sheet does not list for this task"
         elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr not in private:
-            yield line, f"uses the private attribute {node.attr}, which lab.toml does not list for this task"
+            why = "no name that begins with _ may follow a dot, unless the sheet lists it for this task"
+            yield line, f"uses the private attribute {node.attr}; {why}"
 
 
 def _arguments(function: FunctionNode | ast.Lambda) -> Iterator[str]:

@@ -77,7 +77,7 @@ def questions(lab: Lab, seed: int) -> list[str]:
 def sheet(lab: Lab, root: Path, seed: int) -> str:
     """Return the sheet with the numbers and questions of a variant in place of {name} and {question_1}.
 
-    A question may name sizes too.
+    A question may name sizes too. {builtins} stands for the names that every region may use.
 
     Raises LabError when the sheet names something that lab.toml does not have.
     """
@@ -91,6 +91,7 @@ def sheet(lab: Lab, root: Path, seed: int) -> str:
 
     asked = [re.sub(r"\{(\w+)\}", value, question) for question in questions(lab, seed)]
     values |= {f"question_{number}": question for number, question in enumerate(asked, 1)}
+    values["builtins"] = ", ".join(f"`{name}`" for name in lab.names)
     return re.sub(r"\{(\w+)\}", value, text)
 
 

@@ -22,7 +22,8 @@ def next_admissions(state: State, draft: PageDraft) -> list[Admission]:
     """Choose the waiting jobs that begin: first come, first served, and none passes another.
 
         state   of the rank; `state.waiting` has the jobs in the order of their arrival. Nothing is changed
-        draft   chooses pages: `draft.keep_and_take`
+        draft   chooses pages: `draft.keep_and_take`. What it gives is taken when the step begins. So it
+                is asked only for a job that meets all other conditions
 
     A job begins when all of this holds, counting also the jobs that begin before it in this step:
 

@@ -26,6 +26,7 @@ class Rank:
         stages = ("running", "prefilling", "loading", "swapping", "storing", "waiting")
         self.stages: dict[str, list[dict[str, Any]]] = {stage: [] for stage in stages}
         self.cached: dict[str, list[int]] = {"tokens": [], "pages": []}
+        self.duty = "both"
 
     def take(self, count: int) -> list[int]:
         """Deal out free pages."""
@@ -69,7 +70,7 @@ class Rank:
         block_tokens = self.lab.size.block_pages * self.page_tokens
         return {
             "num_pages": self.num_pages, "page_tokens": self.page_tokens, "block_tokens": block_tokens,
-            "limits": self.limits, "cached": self.cached, **self.stages, **more,
+            "limits": self.limits, "cached": self.cached, "duty": self.duty, **self.stages, **more,
         }  # fmt: skip
 
 

@@ -15,12 +15,14 @@ class Admitted(msgspec.Struct):
     pages: list[int]
     shared: int
     loads: bool
+    by_layers: bool
 
 
 class Seen(msgspec.Struct):
-    """The admissions, the jobs that were looked at, and whether the books were changed."""
+    """The admissions, pages that the draft can still give, jobs that were looked at, changes of the books."""
 
     admissions: list[Admitted]
+    available: int
     looked: int
     changed: bool
 
@@ -233,6 +235,45 @@ def test_one_job_at_a_time_loads_blocks_from_the_pool(lab: Judge) -> None:
         f"{called}, and another job loads",
         "one job loads at a time",
     )
+
+
+def test_jobs_whose_blocks_come_in_by_layers_do_not_hold_up_one_that_loads(lab: Judge) -> None:
+    block = lab.size.block_pages * lab.size.page_tokens
+    rank = Rank(lab, 400, layers=4, least=2)
+    rank.duty = "prefill"
+    line = names(lab, 4)
+    for name, blocks in zip(line, (2, 3, 1, 2)):
+        rank.add("waiting", name, (blocks + 1) * block, load=blocks, duty="prefill")
+    called = (
+        f"next_admissions() of a rank without DECODE: {', '.join(line)} have 2, 3, 1 and 2 blocks to load; "
+        "2 and more come in by layers"
+    )
+    lab.expect(
+        [(each.job, each.loads, each.by_layers) for each in admit(lab, rank, called).admissions],
+        [(line[0], True, True), (line[1], True, True), (line[2], True, False)],
+        f"{called} (job, whether it loads, whether by layers)",
+        f"a job that loads by layers holds up none; {line[2]} does not, and holds up {line[3]}",
+    )
+
+
+def test_a_job_that_does_not_begin_takes_no_pages(lab: Judge) -> None:
+    block = lab.size.block_pages * lab.size.page_tokens
+    for why, limits, stage in (
+        ("a sequence is active, and sequences=1", {"sequences": 1}, "running"),
+        ("a prompt is in progress, and prefills=1", {"prefills": 1}, "prefilling"),
+        ("another job loads, and new has blocks to load too", {}, "loading"),
+    ):
+        rank = Rank(lab, 60, **limits)
+        rank.add(stage, "old", 2 * block, load=int(stage == "loading"))
+        rank.add("waiting", "new", 3 * block, load=2)
+        called = f"next_admissions(): {why}"
+        seen = admit(lab, rank, called)
+        lab.expect(
+            (begun(seen), seen.available),
+            ([], len(rank.free)),
+            f"{called} (jobs that begin, pages that the draft can still give)",
+            "what the draft gives is taken when the step begins: it is asked last, for a job that may begin",
+        )
 
 
 def test_a_prefetch_never_holds_up_others(lab: Judge) -> None:

@@ -198,6 +198,23 @@ def test_while_others_are_swapped_out_a_sequence_without_a_page_waits(lab: Judge
     )
 
 
+def test_a_sequence_that_is_left_out_still_uses_its_pages(lab: Judge) -> None:
+    rank = Rank(lab, 2 + 2)
+    rank.add("swapping", "leaves", rank.roomy(2))
+    first = rank.add("running", "twin0", rank.roomy(2))
+    rank.add("running", "twin1", first["tokens"], pages=first["pages"])
+    called = (
+        "next_batch(): twin0 and twin1 write into a page that they share, no page is free, another job leaves"
+    )
+    seen = batch(lab, rank, called)
+    lab.expect(
+        (seen.sizes, [each.job for each in seen.grow]),
+        ([], []),
+        f"{called} (job and tokens; growths)",
+        "twin0 is left out of this pass, so it has not left the page, and twin1 may not write into it",
+    )
+
+
 def test_a_sequence_that_is_left_out_uses_none_of_the_budget(lab: Judge) -> None:
     budget = lab.size.budget
     rank = Rank(lab, 10 + pages_of(budget, lab.size.page_tokens))
@@ -214,6 +231,23 @@ def test_a_sequence_that_is_left_out_uses_none_of_the_budget(lab: Judge) -> None
         [("first", 1), ("third", 1), ("prompt", budget - 2)],
         f"{called} (job, tokens)",
         "two running sequences have a chunk, and the prompt gets the rest of the budget",
+    )
+
+
+def test_the_budget_of_prompts_shrinks_with_their_context(lab: Judge) -> None:
+    context = lab.random.randint(40, 200)
+    rank = Rank(lab, 400, even=context)
+    expected = answers(rank, lab.size.answers)
+    rank.add("prefilling", "prompt", context + lab.size.prompt_tokens, computed=context)
+    left = rank.limits["tokens"] - lab.size.answers
+    called = (
+        f"next_batch(): even={context}, {left} tokens are left for a prompt of which {context} are computed"
+    )
+    lab.expect(
+        batch(lab, rank, called).sizes,
+        [*expected, ("prompt", left // 2)],
+        f"{called} (job, tokens)",
+        "`_level` halves what the running batch leaves: after `even` tokens, each token takes twice as long",
     )
 
 

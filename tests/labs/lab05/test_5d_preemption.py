@@ -31,9 +31,9 @@ def preempt(lab: Judge, rank: Rank, called: str, num_free: int | None = None) ->
                 if job["name"] in seen.names
                 else "stays"
             )
-            rows.append([job["name"], stage, " ".join(map(str, job["pages"])), str(need(rank, job)), how])
+            rows.append([job["name"], stage, " ".join(map(str, job["pages"])), last_page(rank, job), how])
     title = f"a batch with {num_free} free pages, from the oldest job to the youngest"
-    columns = ["job", "stage", "its pages", "needs", "came back"]
+    columns = ["job", "stage", "its pages", "last page", "came back"]
     lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
     return seen
 
@@ -41,6 +41,41 @@ def preempt(lab: Judge, rank: Rank, called: str, num_free: int | None = None) ->
 def need(rank: Rank, job: dict[str, Any]) -> int:
     """Pages that a job needs for its last token, if nothing is shared."""
     return int((job["tokens"] - 1) % rank.page_tokens == 0)
+
+
+def last_page(rank: Rank, job: dict[str, Any]) -> str:
+    """Whether the next token of a job has a place in its last page."""
+    return "full" if need(rank, job) else "has space"
+
+
+def expect(
+    lab: Judge, rank: Rank, expected: list[str], called: str, breaks: str, num_free: int | None = None
+) -> Seen:
+    """Ask who is preempted, and in which order. Another answer is told which rule it breaks."""
+    seen = preempt(lab, rank, called, num_free)
+    rule = broken_rule(rank, seen.names, expected)
+    lab.expect(seen.names, expected, f"{called} (preempted, in order)", f"{rule}; {breaks}")
+    return seen
+
+
+def broken_rule(rank: Rank, names: list[str], expected: list[str]) -> str:
+    """The first rule that the names break, if they are not the expected ones."""
+    running = [job["name"] for job in rank.stages["running"]]
+    if not expected:
+        return "no job has to be preempted"
+    if not {*expected} <= {*running}:
+        return "a prefetch that is loading is preempted before all others, and then alone"
+    if not {*names} <= {*running}:
+        return "a job is preempted that is not in the running batch"
+    if len({*names}) < len(names):
+        return "a job is preempted twice"
+    if {*names} != {*running[len(running) - len(names) :]}:
+        return "a younger job stays than one that is preempted"
+    if len(names) > len(expected):
+        return "more jobs are preempted than must be"
+    if len(names) < len(expected):
+        return "too few jobs are preempted: those that stay do not all have a page for their next token"
+    return "the right jobs are preempted in the wrong order: the youngest comes first"
 
 
 def batch(rank: Rank, *kinds: tuple[str, int]) -> list[str]:
@@ -66,11 +101,9 @@ def test_no_job_is_preempted_while_there_are_pages_enough(lab: Judge) -> None:
     lab.random.shuffle(kinds)
     names = batch(rank, *kinds)
     called = f"to_preempt(): {full} of {len(names)} jobs need a page, and {full} are free"
-    lab.expect(
-        preempt(lab, rank, called).names, [], called, "a job with space in its last page needs no page"
-    )
+    expect(lab, rank, [], called, "a job with space in its last page needs no page")
     called = f"to_preempt(): {full} of {len(names)} jobs need a page, and {full - 1} are free"
-    lab.expect(preempt(lab, rank, called, full - 1).names, names[-1:], called, "now one page is missing")
+    expect(lab, rank, names[-1:], called, "now one page is missing", full - 1)
 
 
 def test_the_youngest_job_is_preempted_first(lab: Judge) -> None:
@@ -78,11 +111,10 @@ def test_the_youngest_job_is_preempted_first(lab: Judge) -> None:
     rank = Rank(lab, 2 * count)
     names = batch(rank, *[("full", 2)] * count)
     victims = -(-count // 3)
-    called = (
-        f"to_preempt(): {count} jobs with 2 pages need one each, none is free (in the order of preemption)"
-    )
-    lab.expect(
-        preempt(lab, rank, called).names,
+    called = f"to_preempt(): {count} jobs with 2 pages need one each, none is free"
+    expect(
+        lab,
+        rank,
         names[::-1][:victims],
         called,
         f"{victims} jobs give 2 pages each to the {count - victims} others; the youngest loses the least",
@@ -93,12 +125,7 @@ def test_a_job_that_needs_no_page_itself_is_preempted_when_it_is_the_youngest(la
     rank = Rank(lab, 2 + 2 + 3)
     names = batch(rank, ("full", 2), ("full", 2), ("roomy", 3))
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, {names[2]} does not, and none is free"
-    lab.expect(
-        preempt(lab, rank, called).names,
-        names[2:],
-        called,
-        "the youngest job leaves, also when older ones need the pages",
-    )
+    expect(lab, rank, names[2:], called, "the youngest job leaves, also when older ones need the pages")
 
 
 def test_pages_that_others_use_too_do_not_become_free(lab: Judge) -> None:
@@ -109,14 +136,16 @@ def test_pages_that_others_use_too_do_not_become_free(lab: Judge) -> None:
     for name in ("twin1", "twin2"):
         rank.add("running", name, shared * rank.page_tokens + 2, pages=[*prompt, *rank.take(1)])
     called = f"to_preempt(): {old} needs a page; the two youngest share {shared} of their {shared + 1} pages"
-    lab.expect(preempt(lab, rank, called, 0).names, ["twin2"], called, "its own last page is enough for one")
+    expect(lab, rank, ["twin2"], called, "its own last page is enough for one", 0)
     rank.stages["running"].insert(0, {**rank.stages["running"][0], "name": "older", "pages": rank.take(2)})
     called = called.replace("needs a page", "and older need a page each")
-    lab.expect(
-        preempt(lab, rank, called, 0).names,
+    expect(
+        lab,
+        rank,
         ["twin2", "twin1"],
         called,
         "twin2 gives only 1 page, because twin1 still uses the shared ones",
+        0,
     )
 
 
@@ -131,11 +160,13 @@ def test_a_writer_into_a_shared_page_needs_one_and_its_last_user_does_not(lab: J
         called = (
             f"to_preempt(): {count} jobs share all pages and write into the last one, {free} pages are free"
         )
-        lab.expect(
-            preempt(lab, rank, called, free).names,
+        expect(
+            lab,
+            rank,
             [f"twin{count - 1}"][:missing],
             called,
             f"{count - 1} copies are needed: the last user keeps the page, and a job that leaves is no user",
+            free,
         )
 
 
@@ -147,12 +178,25 @@ def test_pages_of_jobs_that_are_swapped_out_are_as_good_as_free(lab: Judge) -> N
     called = (
         f"to_preempt(): {count} jobs need a page, none is free, and a job with {count} pages is swapped out"
     )
-    lab.expect(preempt(lab, rank, called, 0).names, [], called, "the batch waits for these pages")
+    expect(lab, rank, [], called, "the batch waits for these pages", 0)
     rank.add("running", "youngest", rank.full(1))
     called = f"to_preempt(): {count + 1} jobs need a page, and the job that is swapped out has {count} pages"
-    lab.expect(
-        preempt(lab, rank, called, 0).names, ["youngest"], called, f"the {count} pages are for {names}"
+    expect(lab, rank, ["youngest"], called, f"the {count} pages are for {names}", 0)
+
+
+def test_a_page_that_a_job_of_the_batch_uses_too_does_not_come_free_by_a_swap(lab: Judge) -> None:
+    shared = lab.random.randint(2, 4)
+    rank = Rank(lab, 2 + shared + 1 + 1)
+    (old,) = batch(rank, ("full", 2))
+    prompt = rank.take(shared)
+    rank.add("swapping", "leaves", rank.full(shared), pages=prompt)
+    rank.add("running", "twin", rank.full(shared) + 1, pages=[*prompt, *rank.take(1)])
+    rank.add("running", "youngest", rank.roomy(1))
+    called = (
+        f"to_preempt(): {old} needs a page, none is free, and a job is swapped out with {shared} pages, "
+        "all of which twin uses too"
     )
+    expect(lab, rank, ["youngest"], called, "no page comes free by the swap, and `_leave` says so")
 
 
 def test_a_job_that_runs_alone_gives_way_to_one_that_is_loading(lab: Judge) -> None:
@@ -160,7 +204,7 @@ def test_a_job_that_runs_alone_gives_way_to_one_that_is_loading(lab: Judge) -> N
     (alone,) = batch(rank, ("full", 3))
     rank.add("loading", "loads", 5 * rank.page_tokens, load=1)
     called = f"to_preempt(): {alone} runs alone and needs a page, and a job that loads holds all others"
-    lab.expect(preempt(lab, rank, called).names, [alone], called, "otherwise neither could go on")
+    expect(lab, rank, [alone], called, "otherwise neither could go on")
 
 
 def test_a_prefetch_gives_way_before_all_others(lab: Judge) -> None:
@@ -168,21 +212,14 @@ def test_a_prefetch_gives_way_before_all_others(lab: Judge) -> None:
     names = batch(rank, ("full", 2), ("full", 2))
     rank.add("loading", "ahead", 5 * rank.page_tokens, load=1, duty="prefetch")
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, none is free, and a prefetch is loading"
-    lab.expect(
-        preempt(lab, rank, called).names, ["ahead"], called, "no job waits for a prefetch: it leaves, alone"
-    )
+    expect(lab, rank, ["ahead"], called, "no job waits for a prefetch: it leaves, alone")
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, 2 are free, and a prefetch is loading"
-    lab.expect(preempt(lab, rank, called, 2).names, [], called, "it stays while there are pages enough")
+    expect(lab, rank, [], called, "it stays while there are pages enough", 2)
     rank = Rank(lab, 6 + 1)
     names = batch(rank, ("full", 2), ("full", 2), ("full", 2))
     rank.add("loading", "ahead", rank.page_tokens, load=1, duty="prefetch")
     called = f"to_preempt(): {', '.join(names)} need a page, none is free, and a prefetch has 1 page"
-    lab.expect(
-        preempt(lab, rank, called).names,
-        ["ahead"],
-        called,
-        "it leaves alone, even if its pages do not suffice",
-    )
+    expect(lab, rank, ["ahead"], called, "it leaves alone, even if its pages do not suffice")
 
 
 def modelled(rank: Rank, num_free: int) -> list[str]:
@@ -205,29 +242,39 @@ def modelled(rank: Rank, num_free: int) -> list[str]:
     raise AssertionError("an empty batch needs no page")
 
 
+def add_twin(rank: Rank, stage: str, name: str) -> None:
+    """Add a branch of a running job. It shares all of that job's pages, or has a last page of its own."""
+    twin = rank.lab.random.choice(rank.stages["running"])
+    own = rank.take(rank.lab.random.choice([0, 0, 1]))
+    pages = [*twin["pages"][: len(twin["pages"]) - len(own)], *own]
+    rank.add(stage, name, twin["tokens"], pages=pages)
+
+
 def test_random_batches_lose_the_fewest_of_their_youngest_jobs(lab: Judge) -> None:
     for _ in range(25):
         rank = Rank(lab, 60)
         for number in range(lab.random.randint(3, 9)):
             running = rank.stages["running"]
             if running and lab.random.random() < 0.4:
-                twin = lab.random.choice(running)
-                own = rank.take(lab.random.choice([0, 0, 1]))
-                pages = [*twin["pages"][: len(twin["pages"]) - len(own)], *own]
-                rank.add("running", f"r{number}", twin["tokens"], pages=pages)
+                add_twin(rank, "running", f"r{number}")
             else:
                 grown = lab.random.choice([rank.full, rank.roomy])
                 rank.add("running", f"r{number}", grown(lab.random.randint(1, 3)))
-        if lab.random.random() < 0.3:
-            rank.add("swapping", "leaves", rank.roomy(1))
+        if lab.random.random() < 0.4:
+            add_twin(rank, "swapping", "leaves")
         free = lab.random.randint(0, 3)
-        told = [(job["name"], job["pages"], need(rank, job)) for job in rank.stages["running"]]
-        called = f"to_preempt(): {free} free pages, running (job, pages, new pages): {told}"
-        lab.expect(
-            preempt(lab, rank, called, free).names,
+        told = [(job["name"], job["pages"], last_page(rank, job)) for job in rank.stages["running"]]
+        leaves = [job["pages"] for job in rank.stages["swapping"]]
+        called = (
+            f"to_preempt(): {free} free pages, swapped out {leaves}, running (job, pages, last page): {told}"
+        )
+        expect(
+            lab,
+            rank,
             modelled(rank, free),
             called,
-            "the youngest first, and as few as leave enough pages for the others",
+            "a writer into a page that others use too needs a page, unless all others have left it",
+            free,
         )
 
 
@@ -236,6 +283,5 @@ def test_each_job_is_looked_at_a_few_times(lab: Judge) -> None:
     rank = Rank(lab, size.batch * size.held)
     batch(rank, *[("full", size.held)] * size.batch)
     called = f"to_preempt(): {size.batch} jobs with {size.held} pages need one each, {size.spare} are free"
-    seen = preempt(lab, rank, called, size.spare)
-    lab.cost(seen.looked, 6 * size.batch, needed=size.batch)
-    lab.expect(seen.names, modelled(rank, size.spare), called, "the fewest of the youngest jobs")
+    lab.cost(preempt(lab, rank, called, size.spare).looked, 6 * size.batch, needed=size.batch)
+    expect(lab, rank, modelled(rank, size.spare), called, "the fewest of the youngest jobs", size.spare)

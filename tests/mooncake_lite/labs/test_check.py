@@ -94,7 +94,8 @@ def test_a_reason_that_several_tests_share_is_shown_once(tree: Path) -> None:
 
 
 def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expected(tree: Path) -> None:
-    edit(tree / "scheduler/instance/pages.py", "        self.used[last] -= 1\n", "")
+    printing = "        print(len(new), 'new')\n"
+    edit(tree / "scheduler/instance/pages.py", "        self.used[last] -= 1\n", printing)
     result = labs("check", "2", "2a")
     assert result.return_value == 1
     for word in (
@@ -102,6 +103,7 @@ def test_a_failing_test_says_what_was_called_what_came_back_and_what_was_expecte
         "  came back  ",
         "  expected   ",
         "  breaks     ",
+        "  printed    1 new\n",
         "mooncake-lite labs check 2 2a",
     ):
         assert word in result.output
@@ -164,10 +166,17 @@ def test_scans_of_what_the_region_is_given_cost_points(tree: Path) -> None:
     assert {cost.task: cost.value > cost.limit for cost in outcome.costs} == dict.fromkeys(COSTLY, True)
 
 
-def test_a_function_of_numpy_that_copies_the_cache_reads_all_of_it(tree: Path) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "np.take(cache, table[t // page_size], axis=0)[np.arange(end - first), :, t % page_size]",
+        "np.asarray(cache)[table[t // page_size], :, t % page_size]",
+        "cache.reshape(cache.shape).view(np.ndarray)[table[t // page_size], :, t % page_size]",
+    ],
+)
+def test_a_function_of_numpy_that_copies_or_converts_the_cache_reads_all_of_it(rows: str, tree: Path) -> None:
     lab = lab_in(ROOT, 1)
-    pages = "np.take(cache, table[t // page_size], axis=0)[np.arange(end - first), :, t % page_size]"
-    edit(tree / lab.task("1a").file, "cache[table[t // page_size], :, t % page_size]", pages)
+    edit(tree / lab.task("1a").file, "cache[table[t // page_size], :, t % page_size]", rows)
     outcome = run_tests(ROOT, lab, ["1a"], tree, {"public": 7}, level="none", only=["read"])
     assert [(case.passed, case.message) for case in outcome.cases] == [(True, "")] * len(outcome.cases)
     assert [cost.value > cost.limit for cost in outcome.costs] == [True]

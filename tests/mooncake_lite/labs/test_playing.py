@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
-from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.lab import Lab, lab_in
 from mooncake_lite.labs.playing import Played, compared
 from tests.cluster.tiny import tiny_folder
 from tests.mooncake_lite.labs.sample_class import reference
@@ -28,11 +28,16 @@ print(json.dumps([{"what": "a policy", "tokens": [1], "reused": fifo, "seconds":
 """A play that starts at once, and tells which policy it has found."""
 
 
+def write_regions(tree: Path, lab: Lab) -> None:
+    """Write every region of a lab."""
+    for task in lab.tasks:
+        path = tree / task.file
+        path.write_text(regions.replace(path.read_text(), task.function, reference(lab)[task.id]))
+
+
 def finish_lab(tree: Path) -> None:
     """Write every region of the lab: right, but 2e evicts as FIFO does."""
-    for task in LAB.tasks:
-        path = tree / task.file
-        path.write_text(regions.replace(path.read_text(), task.function, reference(LAB)[task.id]))
+    write_regions(tree, LAB)
     edit(tree / "store/policies/sieve.py", "if not node.visited:", "if True:")
 
 
@@ -70,6 +75,22 @@ def test_a_finished_lab_gives_the_tokens_of_the_reference(
     assert result.return_value == 1
 
 
+@pytest.mark.timeout(900)
+def test_a_model_answers_with_the_attention_of_a_student(repository: Path, tmp_path: Path, soak: int) -> None:
+    """A wrong 1b changes the answer; of its kernels, 1d alone is wrong."""
+    if soak == 1:
+        pytest.skip("compiles kernels twice; make soak does it")
+    labs("start", "1")
+    write_regions(repository, lab_in(ROOT, 1))
+    edit(repository / "kernels_numba/attention_plain.py", "return top, total", "return top, -total")
+    edit(repository / "kernels_numba/attention_cuda.py", "total += weight\n                value", "value")
+    result = labs("run", "1", "--model", str(model_of_words(tmp_path / "model")))
+    rows = [row for row in result.output.splitlines() if " equal " in row or " DIFFERENT " in row]
+    assert [" DIFFERENT " in row for row in rows] == [True, True, False]
+    assert "1e: 0 of 48 numbers are not those of torch" in result.output
+    assert result.return_value == 1
+
+
 def model_of_words(folder: Path) -> Path:
     """Make a tiny model for which each word is a token."""
     tiny_folder("qwen3", folder)
@@ -86,8 +107,7 @@ def test_both_sides_stand_beside_each_other() -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_lab_that_the_server_does_not_launch_says_so(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lab_without_regions_says_that_there_is_nothing_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    with pytest.raises(LabError, match=f"lab {number} has nothing to run; mooncake-lite labs check {number}"):
-        labs("run", str(number))
+    with pytest.raises(LabError, match="lab 0 has nothing to run; mooncake-lite labs check 0"):
+        labs("run", "0")

@@ -13,6 +13,7 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.gates import look_at, transplanted
 from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.tidy import untidy
 from tests.mooncake_lite.labs.trees import ROOT
 
 pytestmark = pytest.mark.quick
@@ -134,7 +135,7 @@ def test_a_body_is_refused_as_too_deep_where_python_itself_cannot_read_it(deep: 
     [
         ("import os", "imports"),
         ("open('x')", "uses the name open"),
-        ("self.take.__globals__", "private attribute __globals__"),
+        ("self.take.__globals__", "private attribute __globals__; no name that begins with _"),
         ("global take", "outer name take"),
         ("[os for os in held]; eval('1')", "uses the name eval"),
     ],
@@ -144,7 +145,16 @@ def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
     source = (ROOT / task.file).read_text(encoding="utf-8")
     wrong = regions.replace(source, task.function, f"        {line}\n        return None\n")
     assert says in look_at(LAB, task, wrong)
-    assert "line 1" in look_at(LAB, task, wrong)
+    assert "line 1 of the region" in look_at(LAB, task, wrong)
+
+
+@pytest.mark.parametrize("lines", [regions.MOST_LINES, regions.MOST_LINES + 1])
+def test_lines_of_the_body_are_counted_and_those_of_the_docstring_are_not(lines: int) -> None:
+    task = LAB.task("2a")
+    source = (ROOT / task.file).read_text(encoding="utf-8")
+    long = regions.replace(source, task.function, "        held += new\n" * (lines - 1) + "        return\n")
+    said = [f"the region has {lines} lines, and 40 are enough"]
+    assert untidy(long, task.function) == (said if lines > regions.MOST_LINES else [])
 
 
 def test_regions_of_several_submissions_can_be_read_at_once() -> None:

@@ -36,11 +36,22 @@ class Counted(np.ndarray):
 
     A part of it counts as a whole, as long as no elements of that part are read by index themselves. A
     function of NumPy that makes another array out of the whole one reads all of it.
+
+    is_whole   it has all elements of the array that the region was given, perhaps in another shape
     """
 
     count = 0
     _counted = 0
     is_whole = False
+
+    def __array_finalize__(self, made_of: Any) -> None:
+        """Note whether this new array has all elements."""
+        self.is_whole = getattr(made_of, "is_whole", False) and self.size == made_of.size
+
+    def view(self, *given: Any) -> Any:
+        """Count the whole array."""
+        Counted.count += self.size if self.is_whole else 0
+        return super().view(*given)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Count what a function reads."""
@@ -63,13 +74,20 @@ class Counted(np.ndarray):
         if not isinstance(value, Counted):
             return value
         if not _share(value, self):
-            return value.view(np.ndarray)  # a copy: what is done with it reads no more of this array
+            return np.asarray(value)  # a copy: what is done with it reads no more of this array
         value._counted = value.size
         return value
 
 
 def _share(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.may_share_memory(one.view(np.ndarray), other.view(np.ndarray))
+    return np.may_share_memory(np.asarray(one), np.asarray(other))
+
+
+def counted(array: np.ndarray) -> Counted:
+    """Return an array that counts."""
+    made = array.view(Counted)
+    made.is_whole = True
+    return made
 
 
 @contextmanager
@@ -93,10 +111,11 @@ def _store(array: Any, index: Any, value: Any) -> None:
 
 def gathered(inputs: dict[str, Any]) -> dict[str, Any]:
     """Gather one run of tokens, and count the elements of the cache that were read."""
-    cache = elements(inputs["cache"], inputs["dtype"]).view(Counted)
-    Counted.count, cache.is_whole = 0, True
+    cache = counted(elements(inputs["cache"], inputs["dtype"]))
+    Counted.count = 0
     table = np.array(inputs["table"], np.int32)
-    rows = attention_plain.gathered(cache, table, inputs["first"], inputs["end"])
+    with plain_python(np=CountedNumPy()):
+        rows = attention_plain.gathered(cache, table, inputs["first"], inputs["end"])
     count = Counted.count
     found = np.asarray(rows)
     return {"shape": found.shape, "dtype": str(found.dtype), "rows": found.ravel().tolist(), "read": count}
@@ -122,26 +141,32 @@ def _softmax(step: Callable[..., Any], inputs: dict[str, Any]) -> list[dict[str,
     return seen
 
 
-class CountedPowers:
-    """NumPy with an `exp` that counts the numbers it is given."""
+class CountedNumPy:
+    """NumPy that counts the numbers that `exp` is given, and arrays that it would turn into plain ones."""
 
     count = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        if name not in ("array", "asarray", "ascontiguousarray", "asfortranarray"):
+            return getattr(np, name)
+        return lambda array, *given, **more: getattr(np, name)(_plain(array), *given, **more)
 
     def exp(self, power: Any) -> Any:
         """Count, and compute."""
-        CountedPowers.count += np.size(power)
+        CountedNumPy.count += np.size(power)
         return np.exp(power)
+
+
+def _plain(array: Any) -> Any:
+    return array.view(np.ndarray) if isinstance(array, Counted) else array
 
 
 def exponentials(inputs: dict[str, Any]) -> int:
     """Count the exponentials of the same pieces, with the function as plain Python."""
-    CountedPowers.count = 0
-    with plain_python(np=CountedPowers()):
+    CountedNumPy.count = 0
+    with plain_python(np=CountedNumPy()):
         _softmax(attention_plain.add_tokens.py_func, inputs)
-    return CountedPowers.count
+    return CountedNumPy.count
 
 
 # ------------------------------------------------------------------------------------------- 1c
@@ -149,10 +174,12 @@ def exponentials(inputs: dict[str, Any]) -> int:
 
 def attend(inputs: dict[str, Any]) -> dict[str, Any]:
     """Attend to one run of tokens."""
-    return _attend(attention_plain.attend, inputs, np.ndarray)
+    return _attend(attention_plain.attend, inputs, np.asarray)
 
 
-def _attend(function: Callable[..., Any], inputs: dict[str, Any], kind: type[np.ndarray]) -> dict[str, Any]:
+def _attend(
+    function: Callable[..., Any], inputs: dict[str, Any], cache: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, Any]:
     """Return the row, and how many cells on both sides of `scores` have changed.
 
     spare   of inputs: so many cells more than there are tokens has `scores`
@@ -163,7 +190,7 @@ def _attend(function: Callable[..., Any], inputs: dict[str, Any], kind: type[np.
     out = np.full(query.shape, 0x7FC0 if query.dtype == np.uint16 else np.nan, query.dtype)
     table, run = np.array(inputs["table"], np.int32), (inputs["first"], inputs["end"])
     scores = scratch[GUARD:-GUARD]
-    function(query, keys.view(kind), values.view(kind), table, *run, inputs["scale"], scores, out)
+    function(query, cache(keys), cache(values), table, *run, inputs["scale"], scores, out)
     around = np.concatenate([scratch[:GUARD], scratch[-GUARD:]])
     return {"out": [float(number) for number in out], "outside": int((around != UNTOUCHED).sum())}
 
@@ -171,8 +198,8 @@ def _attend(function: Callable[..., Any], inputs: dict[str, Any], kind: type[np.
 def cells(inputs: dict[str, Any]) -> int:
     """Count the elements of keys and values that are read, with the function as plain Python."""
     Counted.count = 0
-    with plain_python():
-        _attend(attention_plain.attend.py_func, inputs, Counted)
+    with plain_python(np=CountedNumPy()):
+        _attend(attention_plain.attend.py_func, inputs, counted)
     return Counted.count
 
 

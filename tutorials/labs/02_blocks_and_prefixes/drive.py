@@ -13,7 +13,7 @@ from typing import Any
 import scheduler.instance.pages
 import store.keys
 import store.policies.sieve
-from mooncake_lite.labs.counting import CountedLookUps
+from mooncake_lite.labs.counting import CountedLookUps, CountedNumber, counting
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_hash import HashPrefix
@@ -130,49 +130,10 @@ def chain_of(prompt: dict[str, Any]) -> Chain:
 # ------------------------------------------------------------------------------------------- 2d
 
 
-class CountedPage(int):
-    """A page number that counts how often it is compared or hashed, also after arithmetic."""
+class CountedPage(CountedNumber):
+    """A page number that counts how often it is compared or hashed."""
 
-    count = 0
-
-    def _counted(self, name: str, *other: Any) -> Any:
-        CountedPage.count += 1
-        return getattr(int, name)(self, *other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._counted("__eq__", other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._counted("__ne__", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._counted("__lt__", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._counted("__le__", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._counted("__gt__", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._counted("__ge__", other)
-
-    def __hash__(self) -> int:
-        return int(self._counted("__hash__"))
-
-    def __add__(self, other: Any) -> Any:
-        return CountedPage(int.__add__(self, other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return CountedPage(int.__sub__(self, other))
-
-    def __neg__(self) -> Any:
-        return CountedPage(int.__neg__(self))
-
-    def __pos__(self) -> Any:
-        return self
+    __hash__ = counting("__hash__")
 
 
 class KeepsPages(type):

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mooncake_lite.labs.counting import CountedNumber, counting
 from scheduler.instance import continuous
 from scheduler.instance.chunked import chunk_sizes
 from scheduler.instance.continuous import next_admissions, next_batch
@@ -25,7 +26,7 @@ from scheduler.instance.step import Chunk
 from scheduler.instance.task import Task
 
 SALT = b"lab 5"
-DUTIES = {"both": {PREFILL, DECODE}, "decode": {DECODE}, "prefetch": {PREFETCH}}
+DUTIES = {"both": {PREFILL, DECODE}, "prefill": {PREFILL}, "decode": {DECODE}, "prefetch": {PREFETCH}}
 
 # ------------------------------------------------------------------------------------------- books
 
@@ -110,7 +111,7 @@ def books_of(inputs: dict[str, Any]) -> Books:
     pages = Pages(inputs["num_pages"], inputs["page_tokens"])
     cached = inputs["cached"]
     prefix = RadixPrefix(pages, inputs["block_tokens"])
-    duties, limits = frozenset({PREFILL, DECODE}), Limits(**inputs["limits"])
+    duties, limits = frozenset(DUTIES[inputs["duty"]]), Limits(**inputs["limits"])
     state = Books(duties, pages, Staging(4, 4), inputs["block_tokens"], limits, prefix=prefix)
     stages: dict[str, list[Task]] = {}
     for stage in ("running", "prefilling", "loading", "swapping", "storing", "waiting"):
@@ -146,17 +147,25 @@ def picture(state: State) -> str:
 
 
 def admissions(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Let waiting jobs begin. Tells the admissions, and how many jobs were looked at."""
+    """Let waiting jobs begin. Tells the admissions, the jobs that were looked at, and pages left."""
     state = books_of(inputs)
     before = picture(state)
     Books.matched = CountedLine.looked = 0
-    chosen = next_admissions(state, PageDraft(state.pages, state.prefix))
+    draft = PageDraft(state.pages, state.prefix)
+    chosen = next_admissions(state, draft)
     looked = max(Books.matched, CountedLine.looked)
     return {
         "admissions": [
-            {"job": each.job[0], "pages": each.pages, "shared": each.shared, "loads": each.loads}
+            {
+                "job": each.job[0],
+                "pages": each.pages,
+                "shared": each.shared,
+                "loads": each.loads,
+                "by_layers": each.by_layers,
+            }
             for each in chosen
         ],
+        "available": draft.num_available,
         "looked": looked,
         "changed": picture(state) != before,
     }
@@ -234,52 +243,10 @@ def passes(inputs: dict[str, Any]) -> list[dict[str, int]]:
 # ------------------------------------------------------------------------------------------- 5c
 
 
-class CountedTokens(int):
-    """A number of tokens that counts how often it is compared, also after arithmetic."""
+class CountedTokens(CountedNumber):
+    """A number of tokens that counts how often it is compared, with 0 too by `if`."""
 
-    compared = 0
-
-    def _counted(self, name: str, other: Any) -> Any:
-        CountedTokens.compared += 1
-        return getattr(int, name)(self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._counted("__lt__", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._counted("__le__", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._counted("__gt__", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._counted("__ge__", other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._counted("__eq__", other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._counted("__ne__", other)
-
-    def __bool__(self) -> bool:
-        CountedTokens.compared += 1
-        return int(self) != 0
-
-    __hash__ = int.__hash__
-
-    def __add__(self, other: Any) -> Any:
-        return CountedTokens(int.__add__(self, other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return CountedTokens(int.__sub__(self, other))
-
-    def __rsub__(self, other: Any) -> Any:
-        return CountedTokens(int.__rsub__(self, other))
-
-    def __neg__(self) -> Any:
-        return CountedTokens(int.__neg__(self))
+    __bool__ = counting("__bool__")
 
 
 def share(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -287,9 +254,9 @@ def share(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seen = []
     for given in inputs:
         wanted = [CountedTokens(tokens) for tokens in given["wanted"]]
-        CountedTokens.compared = 0
+        CountedTokens.count = 0
         sizes = chunk_sizes(given["budget"], wanted)
-        compared = CountedTokens.compared
+        compared = CountedTokens.count
         changed = [int(tokens) for tokens in wanted] != given["wanted"]
         seen.append({"sizes": [int(size) for size in sizes], "changed": changed, "compared": compared})
     return seen
