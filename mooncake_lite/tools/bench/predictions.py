@@ -108,14 +108,19 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     return rows(ALONE, alone) + rows(TOGETHER, together)
 
 
-def profile_flags(folder: Path, out: Path, *more: str) -> list[str]:
+def profile_flags(folder: Path, out: Path) -> list[str]:
     """Return the flags of `serve` that give the conductor a profile of this machine.
 
     The cluster takes the shipped profile if that is of this kind of machine. If not, one is measured.
-    more: further words of the command that measures.
     """
     if not serving_costs(ServeConfig(model=str(folder)), folder, load_config(folder)).is_guess:
         return []
+    measure_profile(folder, out)
+    return ["--profile", str(out)]
+
+
+def measure_profile(folder: Path, out: Path, *more: str) -> None:
+    """Measure a profile of this machine. more: further words of the command. Raises ClusterError."""
     command = [
         sys.executable,
         "-m",
@@ -130,7 +135,6 @@ def profile_flags(folder: Path, out: Path, *more: str) -> list[str]:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise ClusterError(f"no profile of this machine: {done.stdout.strip().splitlines()[-1:]}")
-    return ["--profile", str(out)]
 
 
 def measure(

@@ -25,9 +25,10 @@ from mooncake_lite.config.progress import counted
 from mooncake_lite.profiles.file import named_profile
 from mooncake_lite.simulator.intervals import FIGURES, intervals
 from mooncake_lite.tools.bench.cluster import model_folder
-from mooncake_lite.tools.bench.predictions import profile_flags
+from mooncake_lite.tools.bench.predictions import measure_profile
 from mooncake_lite.tools.bench.result import Other, Row
 from mooncake_lite.tools.bench.simulator_ranks import (
+    THREADS,
     Ranks,
     Result,
     few_layers,
@@ -199,8 +200,8 @@ class Bench:
 
 def real_ranks(model: Path, place: Path) -> Ranks:
     """Return ranks that compute, with a profile of this machine."""
-    flags = profile_flags(model, place / "real.json", "--threads", "1")
-    profile = named_profile(flags[-1] if flags else f"{model.name}")
+    measure_profile(model, place / "real.json", *THREADS)
+    profile = named_profile(str(place / "real.json"))
     return Ranks(model, profile, {"prefill": 1, "decode": 1, "store": 1}, False, 512 // DIVIDE_REAL, 256, 16)
 
 
