@@ -229,7 +229,9 @@ class ConductorRole:
         return lost
 
     def after_stop(self, peer: str, message: m.Message) -> None:
-        """Take a message that comes while ranks flush."""
+        """Take a message that comes while ranks flush. A steward that greets only now is told of the stop."""
+        if isinstance(message, m.StewardHello):
+            self._greet_steward(peer, message)
 
     def _read_gateway_hello(self, peer: str, hello: m.GatewayHello) -> ev.Event | None:
         """Report a gateway as ready when every rank can reach it. Until then, ask it for a TCP endpoint."""

@@ -56,6 +56,8 @@ class TracedConductorRole(ConductorRole):
         """Keep lines of a rank on another host, which come until all have stopped."""
         if isinstance(message, m.TraceLines):
             keep_lines(self.config, message)
+        else:
+            super().after_stop(peer, message)
 
     def close(self) -> None:
         """Close the role; the trace of rank 0 goes on until all ranks have stopped."""

@@ -239,3 +239,23 @@ def test_a_new_conductor_has_ranks_killed_though_others_speak_to_it_before_the_s
                 told += steward.receive(LIMIT_S)
             assert told[:2] == greetings
             assert [one.rank for one in told if isinstance(one, m.EndRank)] == expected
+
+
+def test_a_steward_that_greets_a_new_conductor_while_ranks_flush_is_told_of_the_stop(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/control"
+    with (
+        Hub([endpoint], Decoder(m.TO_CONDUCTOR)) as hub,
+        Spoke(endpoint, "steward", Decoder(m.TO_STEWARD)) as steward,
+    ):
+        role = new_role(ServeConfig(), LAYOUT, hub, term=1)
+        role.apply(ev.StopRequested("asked to", 1.0))
+        assert role.stop is not None
+        steward.send(m.StewardHello())
+        for peer, message in hub.receive(LIMIT_S):
+            role.after_stop(peer, message)
+        told: list[m.Message] = []
+        while role.stop not in told:
+            more = steward.receive(LIMIT_S)
+            assert more, f"the steward was told {told} alone"
+            told += more
+        assert told[0] == m.Conducting(1)
