@@ -18,11 +18,14 @@ from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.workload import Source
-from mooncake_lite.simulator.world import MOST_PASSES, World
+from mooncake_lite.simulator.world import World
 from scheduler.instance import DECODE
 
 NEVER = 10**9
 """Events between two checks of all invariants, more than a run has: the fault runs check them."""
+
+MOST_PASSES = 120
+"""Forward passes that one step of a rank may stand for: a leap. Those after the next event are in vain."""
 
 READY_S = 0.01
 """Until it is looked again whether the cluster is ready."""

@@ -54,7 +54,7 @@ PATIENCE_S = 4500.0
 120 s, a quarantine ends after another 120 s, and a request has three tries."""
 
 
-MOST_PASSES = 120
+MOST_PASSES = 40
 """Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
 
 MAX_LEN = 1 << 40

@@ -127,4 +127,4 @@ def test_a_world_with_pipelines_notices_a_mistake_about_them(
     owner, name, wrong, faults = MISTAKES[mistake]
     monkeypatch.setattr(owner, name, wrong)
     with pytest.raises(WorldFailure):
-        run_all(seeds(40, 7, 18919), faults)  # the first ones tell all, as worlds are drawn today
+        run_all(seeds(40, 7, 3168), faults)  # the first ones tell all, as worlds are drawn today
