@@ -18,6 +18,9 @@ from mooncake_lite.launch.run_dir import ENVIRONMENT
 from mooncake_lite.ranks.metrics import REPORT_EVERY_S
 from mooncake_lite.tools.streams import CHILDREN
 
+KEEP_ALL = httpx.Limits(max_keepalive_connections=None, keepalive_expiry=None)
+"""For a client of many threads: one that closes what is idle may close what another thread was just given."""
+
 
 def run_dir(processes: list[psutil.Process]) -> Path:
     """The run folder that a launcher told its ranks."""

@@ -88,7 +88,7 @@ def ask_all(url: str, asked: list[list[int]]) -> list[tuple[list[int], int]]:
         words = answer["choices"][0]["text"].replace("><", "> <").split()
         return [int(word[1:-1]) for word in words], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-    with httpx.Client(timeout=300.0) as client, ThreadPoolExecutor(48) as pool:
+    with httpx.Client(timeout=300.0, limits=machine.KEEP_ALL) as client, ThreadPoolExecutor(48) as pool:
         return list(pool.map(ask, asked))
 
 

@@ -34,7 +34,8 @@ def kinds(path: Path) -> Counter[str]:
 
 def ask_for_all_that_can_happen(url: str) -> None:
     """A cold prompt, a hit, a client that leaves, and more requests than may wait."""
-    with httpx.Client(timeout=120, trust_env=False) as http, ThreadPoolExecutor(31) as pool:
+    keeps = machine.KEEP_ALL
+    with httpx.Client(timeout=120, trust_env=False, limits=keeps) as http, ThreadPoolExecutor(31) as pool:
 
         def ask(prompt: str | list[int]) -> httpx.Response:
             return http.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 2})
