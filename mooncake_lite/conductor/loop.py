@@ -229,7 +229,7 @@ class ConductorRole:
         return lost
 
     def after_stop(self, peer: str, message: m.Message) -> None:
-        """Take a message that comes while ranks flush. A steward that greets only now is told of the stop."""
+        """Handle a message that arrives while ranks flush: a steward that says hello now is told to stop."""
         if isinstance(message, m.StewardHello):
             self._greet_steward(peer, message)
 

@@ -21,6 +21,7 @@ class Members:
         _unlisted  rank -> what it has not listed: its "tier", its "inventory"
         was_ready  every rank and a gateway have joined this conductor or an earlier one
         lost       rank -> why it was lost after the cluster was ready
+        _stores_on node -> its store ranks, whether they have joined or not
         _keepers   rank -> the store rank that saves and checks the blocks in its segment
 
     An instance is a rank, or the ranks of a pipeline, and has the number of its first one.

@@ -30,10 +30,11 @@ class CountedLookUps(OrderedDict[Any, Any]):
 
     asked     look-ups of a key, and entries that are walked over
     walked    the latter alone
+    taken     of those asked for: by `pop` or `popitem`
     written   keys that are set, deleted or moved
     """
 
-    asked = walked = written = 0
+    asked = walked = taken = written = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Count a look-up."""
@@ -74,20 +75,21 @@ class CountedLookUps(OrderedDict[Any, Any]):
         super().move_to_end(key, last)
 
     def pop(self, key: Any, *default: Any) -> Any:
-        """Count a look-up, and nothing that the inherited method calls."""
-        counts = self.asked + 1, self.walked, self.written
-        try:
-            return super().pop(key, *default)
-        finally:
-            self.asked, self.walked, self.written = counts
+        """Count a look-up that takes an entry out."""
+        return self._take(super().pop, key, *default)
 
     def popitem(self, last: bool = True) -> Any:
         """Count a look-up likewise."""
+        return self._take(super().popitem, last)
+
+    def _take(self, inherited: Callable[..., Any], *given: Any) -> Any:
+        """Count one look-up, and nothing that the inherited method calls."""
         counts = self.asked + 1, self.walked, self.written
         try:
-            return super().popitem(last)
+            return inherited(*given)
         finally:
             self.asked, self.walked, self.written = counts
+            self.taken += 1
 
     def copy(self) -> Any:
         """Return all entries; each counts."""

@@ -55,7 +55,8 @@ PATIENCE_S = 4500.0
 
 
 MOST_PASSES = 40
-"""Forward passes that one step of a rank may stand for. Those after the next event are computed in vain."""
+"""Forward passes that one step of a rank may stand for. Those after the next event are computed in vain, and
+in runs with faults, whose tokens are real, each of them costs time. `play.py` has longer ones."""
 
 MAX_LEN = 1 << 40
 """Tokens of prompt and answer: the clients keep to their limits."""

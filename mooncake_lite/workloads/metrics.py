@@ -80,8 +80,7 @@ def summary(records: Sequence[Record], slo_ttft_s: float, slo_tbt_s: float) -> d
     done = [one for one in records if one.outcome == COMPLETED]
     moments = [moment for one in records for moment in (one.arrived_s, *one.token_times_s[-1:])]
     span_s = max(moments) - min(moments) if moments else 0.0
-    tbt_s = [one.tbt_s for one in done]
-    good = sum(one.ttft_s <= slo_ttft_s and gap_s <= slo_tbt_s for one, gap_s in zip(done, tbt_s))
+    good = sum(is_within(one, slo_ttft_s, slo_tbt_s) for one in done)
     return {
         "requests": len(records),
         "completed": len(done),
@@ -94,7 +93,7 @@ def summary(records: Sequence[Record], slo_ttft_s: float, slo_tbt_s: float) -> d
         "output_tokens": sum(one.tokens or len(one.token_times_s) for one in done),
         "ttft_s": spread_of(one.ttft_s for one in done),
         "tpot_s": spread_of(one.tpot_s for one in done if len(one.token_times_s) > 1),
-        "tbt_s": spread_of(gap_s for one, gap_s in zip(done, tbt_s) if len(one.token_times_s) > 1),
+        "tbt_s": spread_of(one.tbt_s for one in done if len(one.token_times_s) > 1),
         "itl_s": spread_of(chain.from_iterable(np.diff(one.token_times_s).tolist() for one in done)),
         "e2e_s": spread_of(one.e2e_s for one in done),
     }

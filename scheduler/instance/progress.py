@@ -161,13 +161,11 @@ def _leapt(state: State, result: Result, now: float) -> list[Outcome]:
     all_times_s = (*times_s, now)
     for index, task in enumerate(state.running):
         sequence, first = task.sequence, task.sequence.answered
-        *tokens, last = result.tokens[index::batch]
-        sequence.token_ids.extend(tokens)
+        tokens = result.tokens[index::batch]
+        sequence.token_ids.extend(tokens[:passes])
         sequence.answered += passes
-        if sequence.end_with(last) is None:
-            said.append(outcomes.Run(task.id, first, (*tokens, last), all_times_s))
-        else:
-            said.append(outcomes.Run(task.id, first, tokens, times_s))
+        told = passes + (sequence.end_with(tokens[passes]) is None)
+        said.append(outcomes.Run(task.id, first, tokens[:told], all_times_s[:told]))
     return said
 
 

@@ -65,12 +65,10 @@ class Player:
         if not answer.fetch:
             return ranked
         fetchers = np.array(answer.fetch) & (view.best > view.near)
-        table, fetched = (
-            np.array([np.broadcast_to(column, fetchers.shape) for column in columns])
-            for columns in (ranked[1:4], (view.best, view.fetch_s, best_s))
-        )
-        table[:, fetchers] = fetched[:, fetchers]
-        return Ranked(ranked.score, table[0], table[1], table[2], fetchers | (view.near == view.best))
+        reused = np.select([fetchers], [view.best], ranked.reused)
+        transfer_s = np.select([fetchers], [view.fetch_s], ranked.transfer_s)
+        prefill_s = np.select([fetchers], [best_s], ranked.prefill_s)
+        return Ranked(ranked.score, reused, transfer_s, prefill_s, fetchers | (view.near == view.best))
 
     def _ask(self, view: View, near_s: np.ndarray, best_s: np.ndarray) -> Answer:
         """Return scores and where to fetch. Raises Stopped for an answer that is none."""

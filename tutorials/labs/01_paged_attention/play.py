@@ -40,9 +40,12 @@ SCALE = HEAD_DIM**-0.5
 LAUNCHES = {"1d": attention_cuda.launch_plain, "1e": attention_cuda.launch_shared}
 
 
-def played(what: str, tokens: list[int], began: float, said: str = "") -> dict[str, Any]:
+def played(
+    what: str, tokens: list[int], began: float, said: str = "", kind: str = "tokens"
+) -> dict[str, Any]:
     """Return one part of the play."""
-    return {"what": what, "tokens": tokens, "reused": 0, "seconds": time.perf_counter() - began, "said": said}
+    seconds = time.perf_counter() - began
+    return {"what": what, "tokens": tokens, "reused": 0, "seconds": seconds, "said": said, "kind": kind}
 
 
 def answered(model: str) -> dict[str, Any]:
@@ -76,7 +79,8 @@ def beside_torch() -> list[dict[str, Any]]:
         arrays, out = [cuda.to_device(each) for each in given], cuda.to_device(np.zeros_like(query))
         launch(*arrays, SCALE, out, NO_WINDOW)
         wrong = int((~(np.abs(out.copy_to_host() - expected) < CLOSE)).sum())
-        seen.append(played(f"{name}: {wrong} of {out.size} numbers are not those of torch", [wrong], began))
+        what = f"{name}: {wrong} of {out.size} numbers are not those of torch"
+        seen.append(played(what, [wrong], began, kind="counts"))
     return seen
 
 

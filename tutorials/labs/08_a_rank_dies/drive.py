@@ -262,9 +262,9 @@ class WatchedOrder(InOrder):
     @waiting.setter
     def waiting(self, entries: Any) -> None:
         if entries is not self._table:
-            asked = self._table.asked
+            counts = self._table.asked, self._table.taken
             self._table = CountedLookUps(dict.items(entries))
-            self._table.asked = asked
+            self._table.asked, self._table.taken = counts
 
 
 def push(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def push(inputs: dict[str, Any]) -> dict[str, Any]:
                 "ended": order.ended,
             }
         )
-    return {"seen": seen, "asked": order.waiting.asked}
+    return {"seen": seen, "asked": order.waiting.asked - order.waiting.taken}  # taking out is free
 
 
 CALLS = {"watch": watch, "remove": remove, "push": push}
