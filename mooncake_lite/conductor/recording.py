@@ -30,7 +30,7 @@ from mooncake_lite.control.events import AnyEvent, Event
 from mooncake_lite.errors import RecordingError
 
 MAGIC = b"MLEVENT\n"
-FORMAT = 2
+FORMAT = 3
 """Incremented when an old reader would misread a new file."""
 
 LENGTH_NBYTES = 4

@@ -47,9 +47,13 @@ class Reject(RequestAction, frozen=True):
 
 
 class Fail(RequestAction, frozen=True):
-    """Tell the client why its request cannot be finished."""
+    """Tell the client why its request cannot be finished.
+
+    code   "ranks_lost", or that of a scheduler.instance.Fault; "" for another reason
+    """
 
     reason: str
+    code: str = ""
 
 
 class Forget(RequestAction, frozen=True):

@@ -223,12 +223,12 @@ class ChunkStored(RequestEvent, frozen=True):
 
 class RequestFailed(RequestEvent, frozen=True):
     """A rank cannot finish a request. for_good: another try would fail as well; may_still_write: bytes may
-    still land in its places.
-    """
+    still land in its places; code: of a scheduler.instance.Fault."""
 
     reason: str
     may_still_write: bool = False
     for_good: bool = False
+    code: str = ""
 
 
 class OpenListed(RankEvent, frozen=True):

@@ -28,7 +28,7 @@ class Members:
     """
 
     def __init__(self, config: ControlConfig) -> None:
-        self.roles = config.roles
+        self.roles, self._instance_of = config.roles, config.instance_of
         self._nodes = config.nodes
         self._joined: dict[int, RankJoined] = {}
         self._missing = set(range(1, len(config.roles)))
@@ -75,6 +75,11 @@ class Members:
         self._keepers = [
             self._keeper(one) if keeper == rank else keeper for one, keeper in enumerate(self._keepers)
         ]
+
+    def why_lost(self, rank: int) -> str:
+        """Return why an instance is lost: the first of its ranks took the others along. "": it is not."""
+        ranks = self._instance_of(rank)
+        return next((reason for one, reason in self.lost.items() if one in ranks), "")
 
     def listed(self, rank: int, what: str = "") -> None:
         """Note that a rank has listed everything in its tier, or in its inventory."""

@@ -98,7 +98,7 @@ class Reports:
         if record is None:
             return
         if failed.for_good:
-            self._requests.fail(record, failed.reason, now, failed.may_still_write)
+            self._requests.fail(record, failed.reason, now, failed.may_still_write, failed.code)
         else:
             self._requests.lose(record, failed.reason, now, failed.may_still_write)
 

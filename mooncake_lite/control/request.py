@@ -96,6 +96,7 @@ class RequestRecord:
         bad_blocks      number of blocks that did not come from SSD
         avoids_ssd      computes what is on SSD alone: a disk did not answer
         tries           number of tries that have failed; pause_s: before the next one
+        losses          of its workers since its client has got a token; see requests.MOST_LOSSES
         grant           of the grant that it waits for: a rank's work, an answer of its gateway, a pause
         gateway         that has the client's connection
         shortage        what it lacked when it last did not fit
@@ -140,6 +141,7 @@ class RequestRecord:
     avoids_ssd: bool = False
     tries: int = 0
     pause_s: float = 0.0
+    losses: int = 0
     gateway: str = ""
     grant: int = 0
     prompt_tokens: int = 0
@@ -178,7 +180,9 @@ class RequestRecord:
         """Take over the tokens that are to be prefilled: the prompt, and the answer so far."""
         before = self.prompt_tokens if isinstance(event, AnswerSoFar) else 0
         self.since_s = now if event.num_tokens else self.since_s
-        self.num_tokens = before + event.num_tokens
+        num_tokens = before + event.num_tokens
+        self.losses = self.losses if num_tokens <= self.num_tokens else 0
+        self.num_tokens = num_tokens
         self.keys, self.digests = event.keys, event.digests
 
     @property

@@ -23,6 +23,14 @@ reason, but one that fails again and again only takes capacity from others."""
 PAUSE_S = 0.5
 """Pause before the second try of a request; twice as long before the third. A full queue can empty then."""
 
+MOST_LOSSES, FAILED_RANK = 4, 2
+"""A request fails when so many ranks that worked on it were lost and its client has got no token between. A
+rank that failed by itself counts twice, a killed one once. Three kills in a row are bad luck; a request that
+ends whatever computes it must end before a small cluster does."""
+
+RANKS_LOST = "ranks_lost"
+"""The code of such a failure."""
+
 RECALL_S = 5.0
 """A gateway that has not answered a Recall for so long, or not said that it has an answer, is asked again.
 Any few seconds work: it answers between two messages."""
@@ -112,7 +120,16 @@ class Requests:
         record.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        self.lose(grant.about, reason, now, may_still_write)
+        """Lose the work of a rank. A request whose ranks end one after the other may be why, and fails."""
+        record: RequestRecord = grant.about
+        why = self._members.why_lost(grant.rank)
+        if why and record.stage not in (Stage.ENDING, Stage.CANCELLED):
+            record.losses += FAILED_RANK if " failed: " in why else 1
+            if record.losses >= MOST_LOSSES:
+                reason = f"the ranks that computed it were lost one after the other, the last one: {why}"
+                self.fail(record, reason, now, may_still_write, RANKS_LOST)
+                return
+        self.lose(record, reason, now, may_still_write)
 
     def lose(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
         """Take a request away from what it does, because that is lost. It goes on from what its client has.
@@ -194,6 +211,7 @@ class Requests:
         for one in answers:
             alone = record.branched(one, now)
             alone.tries, alone.pause_s = record.tries, record.pause_s
+            alone.losses = 0 if one.num_tokens else record.losses
             self.add(alone)
             self._emit(fx.Branched(record.request_id, one.branch, alone.request_id))
             self._pause(alone, now)
@@ -313,12 +331,14 @@ class Requests:
             if family[0].gateway == gateway:
                 self.on_cancelled(ev.RequestCancelled(client_id), now)
 
-    def fail(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
+    def fail(
+        self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False, code: str = ""
+    ) -> None:
         """Fail a request with all its branches, and tell its client unless the client has left."""
         gone = record.stage is Stage.CANCELLED
         self.move(record, Step.FAIL)
         if not gone:
-            self._emit(fx.Fail(record.request_id, reason))
+            self._emit(fx.Fail(record.request_id, reason, code))
         self.end(record, record.cancelled_as if gone else "failed", now, may_still_write=may_still_write)
         if not gone:
             self.on_cancelled(ev.RequestCancelled(record.client_id), now)

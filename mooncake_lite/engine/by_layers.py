@@ -28,7 +28,7 @@ from mooncake_lite.engine.flights import BAD, CANCEL_LIMIT_S, TRANSFER_LIMIT_S
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
 from mooncake_lite.model.layer_hook import LayerHook
-from scheduler.instance import TransferEnded
+from scheduler.instance import JobId, TransferEnded
 from scheduler.instance.step import LayerLoad, WriteGroup
 from store.layout import check_of, checksum
 from transport.batch import Batch, Transfer
@@ -102,6 +102,10 @@ class Incoming:
             self._fill()
         self.waited_s += time.perf_counter() - began
 
+    def finish(self) -> None:
+        """Bring in the layers that no pass will ask for. Raises LayersLost."""
+        self.need(self._staging.layout.layers - 1)
+
     def _land(self, layers: slice, half: int) -> None:
         parts = self._staging.part(half, len(self._load.places), layers)
         self._engine.load_blocks(self._load.pages, parts, layers)
@@ -123,23 +127,34 @@ class Incoming:
 
 
 class Outgoing:
-    """A store by layers. `run` is called by the copying thread, and told by `reached` how far the pass is."""
+    """A store by layers. `run` is called by the copying thread, and told by `reached` how far the pass is.
+
+    job   whose blocks leave
+    """
 
     def __init__(
         self, engine: ComputeEngine, staging: StagingBlocks, transfers: TransferEngine, group: WriteGroup
     ) -> None:
         self._engine, self._staging, self._transfers, self._group = engine, staging, transfers, group
+        self.job: JobId = group.job
         self._done = threading.Condition()
-        self._layers = 0
+        self._layers, self._aborted = 0, False
 
     def reached(self, layers: int) -> None:
-        """Note that so many layers are computed."""
+        """Note that so many layers are computed. A pass that is done again begins with fewer."""
         with self._done:
-            self._layers = layers
+            self._layers = max(layers, self._layers)
+            self._done.notify()
+
+    def abort(self) -> None:
+        """Note that the pass has failed: the other layers hold nothing that may leave."""
+        with self._done:
+            self._aborted = True
             self._done.notify()
 
     def run(self) -> TransferEnded:
-        """Copy and write the blocks, a group of layers after the other. Returns when all have left."""
+        """Copy and write the blocks, a group of layers after the other. Returns when all have left, or none
+        will after an abort."""
         staging, group = self._staging, self._group
         layout, count = staging.layout, len(group.places)
         flying: deque[Batch] = deque()
@@ -147,8 +162,8 @@ class Outgoing:
         try:
             room = staging.half_blocks * layout.layers // 2 // count
             for number, layers in enumerate(layer_groups(layout.layers, room)):
-                with self._done:
-                    self._done.wait_for(lambda end=layers.stop: self._layers >= end)  # type: ignore[misc]
+                if not self._may_leave(layers):
+                    return TransferEnded(group.half, "its pass has failed", any([*map(_end, flying)]))
                 if len(flying) > 1:
                     flying[0].wait(TRANSFER_LIMIT_S)
                     flying.popleft()
@@ -166,11 +181,18 @@ class Outgoing:
             return TransferEnded(group.half, str(error), any(late))
         return TransferEnded(group.half, sums=sums)
 
+    def _may_leave(self, layers: slice) -> bool:
+        """Wait until layers are computed. False: their pass has failed."""
+        with self._done:
+            self._done.wait_for(lambda: self._layers >= layers.stop or self._aborted)
+            return self._layers >= layers.stop
+
 
 class MovingHook(LayerHook):
     """The hook of a pass: looks after transfers, and lets layers come in and leave.
 
     look   tells of transfers that have ended; incoming, outgoing: what moves by layers
+    broke  it has raised: the engine is not to blame for that
     """
 
     def __init__(
@@ -178,18 +200,30 @@ class MovingHook(LayerHook):
     ) -> None:
         self._look, self._incoming, self._outgoing = look, incoming, outgoing
         self.moves = incoming is not None or bool(outgoing)
+        self.broke = False
 
     def before(self, layer: int) -> None:
         """Wait until the prefix of this layer is in its pages."""
+        self.broke = True  # unless it returns
         self._look()
         if self._incoming is not None:
             self._incoming.need(layer)
+        self.broke = False
 
     def after(self, layer: int) -> None:
         """Let this layer leave."""
+        self.broke = True
         self._look()
         for one in self._outgoing:
             one.reached(layer + 1)
+        self.broke = False
+
+    def give_up(self) -> None:
+        """End what moves by layers, because the pass has failed. Raises LayersLost."""
+        for one in self._outgoing:
+            one.abort()
+        if self._incoming is not None:
+            self._incoming.finish()
 
 
 def _moves(

@@ -26,7 +26,10 @@ class OnMoved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token, and its logprobs where the request asks for them."""
+    """A token, and its logprobs where the request asks for them.
+
+    token   NO_TOKEN where the logits are not finite
+    """
 
     token: int
     logprobs: Logprobs | None = None
@@ -59,8 +62,12 @@ class ComputeEngine(Protocol):
         hidden   on a later stage of a pipeline: what `pass_on` of the stage before has returned
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
-        score, in their order.
+        score, in their order; fewer than it has targets if logits are not finite.
         """
+        ...
+
+    def probe(self) -> None:
+        """Compute a token on a page that no chunk has. Raises if the engine cannot."""
         ...
 
     def pass_on(

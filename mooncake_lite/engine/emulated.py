@@ -115,6 +115,9 @@ class EmulatedEngine:
             drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
         return drawn, []
 
+    def probe(self) -> None:
+        """Do nothing: what is emulated does not break."""
+
     def pass_on(
         self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
     ) -> np.ndarray:

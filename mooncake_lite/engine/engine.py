@@ -18,10 +18,11 @@ from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.logprobs import score
 from mooncake_lite.engine.sampler import sample
-from mooncake_lite.messages import Logprobs
+from mooncake_lite.messages import Logprobs, Sampling
 from mooncake_lite.model.forward import AttentionBatch, Model
 from mooncake_lite.model.layer_hook import LayerHook
-from scheduler.instance.step import Chunk
+from scheduler.instance import JobId
+from scheduler.instance.step import Chunk, Draw
 
 
 class Engine:
@@ -37,7 +38,7 @@ class Engine:
         self.block_tokens = block_tokens
         self.codec = kernels_numba.codec(codec) if codec != "none" else None
         self.num_pages = num_pages
-        self.caches = new_caches(model.config, num_pages, model.dtype, model.device)
+        self.caches = new_caches(model.config, num_pages + 1, model.dtype, model.device)  # one for `probe`
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -84,6 +85,11 @@ class Engine:
         drawn = sample(rows_of_draws, [draw for some in draws for draw in some])
         return drawn, self._scores(states[num_draws:], chunks)
 
+    def probe(self) -> None:
+        """Compute a token on a page that no chunk has. Raises if the engine cannot."""
+        draw = Draw(Sampling(0.0), (0,), 0, frozenset())
+        self.compute([Chunk(JobId("probe", 0), (0,), 0, (self.num_pages,), (draw,), True)])
+
     def pass_on(
         self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
     ) -> np.ndarray:
@@ -120,7 +126,10 @@ class Engine:
         )
 
     def _scores(self, states: torch.Tensor, chunks: Seq[Chunk]) -> list[list[Logprobs]]:
-        """Return the logprobs of the targets of each chunk that has a score. states: a row per target."""
+        """Return the logprobs of the targets of each chunk that has a score; none if logits are not finite.
+
+        states   a row per target
+        """
         found, first = [], 0
         for chunk in chunks:
             if chunk.score is not None:

@@ -10,11 +10,11 @@ import torch
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.runner import Runner
-from mooncake_lite.errors import ConfigError
+from mooncake_lite.errors import ClusterError, ConfigError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import Model
 from scheduler import instance
-from scheduler.instance.outcomes import Token
+from scheduler.instance.outcomes import Failed, Token
 
 BLOCK_TOKENS = 4 * PAGE_TOKENS
 
@@ -45,7 +45,7 @@ def generate_all(
 ) -> Iterator[tuple[int, int]]:
     """Yield (number of the prompt, next token of its answer) for all prompts in one running batch.
 
-    Raises ConfigError when a prompt fills the context.
+    Raises ConfigError when a prompt fills the context, ClusterError when one cannot be computed.
     """
     context = model.config.max_position
     for prompt in prompts:
@@ -68,6 +68,8 @@ def generate_all(
         for outcome in instance.on(state, runner.run(step), time.monotonic()):
             if isinstance(outcome, Token) and outcome.finish != "stop":
                 yield int(outcome.job[0]), outcome.token
+            elif isinstance(outcome, Failed):
+                raise ClusterError(f"the request failed: {outcome.reason}")
 
 
 def use_threads(count: int) -> None:

@@ -23,6 +23,8 @@ def score(
 ) -> list[Logprobs]:
     """Take the logprobs of the tokens that follow in a prompt, and of the `top` best ones in their places.
 
+    Returns none if some logits are not finite.
+
     logits_of   makes logits (rows, vocab) float32 of some rows of `states`
     states      (len(targets), hidden), on any device: one row per token, in front of its target
     targets     the token that follows each of them
@@ -30,6 +32,8 @@ def score(
     found = []
     for first in range(0, len(targets), ROWS):
         rows = logits_of(states[first : first + ROWS]).log_softmax(dim=1).cpu().numpy()
+        if np.isnan(rows[:, 0]).any():  # all of a row are, if one of its logits is no number or infinite
+            return []
         found += [logprobs_of(row, token, top) for row, token in zip(rows, targets[first:])]
     return found
 

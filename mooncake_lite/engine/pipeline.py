@@ -39,7 +39,7 @@ from mooncake_lite.messages.stages import (
 )
 from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance import JobId, Late, Result, Step, TransferEnded
-from scheduler.instance.step import Chunk, Draw, LandGroup, ReadGroup, Score, WriteGroup
+from scheduler.instance.step import NO_TOKEN, Chunk, Draw, LandGroup, ReadGroup, Score, WriteGroup
 from store.layout import check_of
 from transport.batch import Transfer
 
@@ -335,9 +335,11 @@ def reports_of(stage: int, result: Result) -> list[HalfEnded | LateTokens]:
     for chunk in result.step.chunks if result.tokens or result.scores else ():
         count = len(chunk.draws)
         scored = list(next(scores)) if chunk.score is not None else []
-        drawn = list(itertools.islice(tokens, count)), list(itertools.islice(logprobs, count))
-        if count or scored:
-            reports.append(LateTokens((*chunk.job,), *drawn, scored))
+        drawn, said = list(itertools.islice(tokens, count)), list(itertools.islice(logprobs, count))
+        if chunk.score is not None and len(scored) < len(chunk.score.targets):
+            drawn, said = [NO_TOKEN] * max(count, 1), [None] * max(count, 1)
+        if drawn or scored:
+            reports.append(LateTokens((*chunk.job,), drawn, said, scored))
     return reports
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ import numpy as np
 from mooncake_lite.engine.by_layers import Incoming, LayersLost, MovingHook, Outgoing
 from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
 from mooncake_lite.engine.flights import Flights
+from mooncake_lite.engine.isolation import HookOf, Isolation, Passed
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import Logprobs
 from scheduler.instance import Result, Step, TransferEnded
-from scheduler.instance.step import WriteGroup
+from scheduler.instance.step import Chunk, WriteGroup
 
 if TYPE_CHECKING:
     from transport.engine import TransferEngine
@@ -49,7 +51,7 @@ class Runner:
         compute: Compute | None = None,
     ) -> None:
         self.engine = engine
-        self._computes = compute
+        self._computes, self._isolation = compute, Isolation(engine)
         self._staging, self._transfers = staging, transfers
         self._halves = self._puts = None
         self._copier = ThreadPoolExecutor(1, "copier")
@@ -73,40 +75,55 @@ class Runner:
         began = time.perf_counter()
         lost, self._waited_s = None, 0.0
         try:
-            drawn, scores = self._compute(step, moved) if step.chunks else ([], [])
+            drawn, scores, faults = self._compute(step, moved) if step.chunks else ([], [], [])
         except LayersLost as error:
-            drawn, scores, lost = [], [], error.ended
+            drawn, scores, faults, lost = [], [], [], error.ended
         compute_s = time.perf_counter() - began - self._waited_s
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
         if self._halves is None or self._puts is None:
-            return Result(step, tokens, compute_s=compute_s, logprobs=logprobs, scores=scores)
+            return Result(step, tokens, compute_s=compute_s, logprobs=logprobs, scores=scores, faults=faults)
         if step.only_waits:
             self._wait()
         halves, puts = self._ended(), self._puts.ended()
-        return Result(step, tokens, saved, halves, puts, compute_s, logprobs, scores, lost=lost)
+        return Result(
+            step, tokens, saved, halves, puts, compute_s, logprobs, scores, lost=lost, faults=faults
+        )
 
-    def _compute(self, step: Step, moved: OnMoved | None) -> tuple[list[Drawn], list[list[Logprobs]]]:
+    def _compute(self, step: Step, moved: OnMoved | None) -> Passed:
         """Do the pass. Raises LayersLost when its prefix does not come."""
         staging, transfers = self._staging, self._transfers
-        compute = self._computes or self.engine.compute
         if staging is None or transfers is None or self._halves is None:
-            return compute(step.chunks)
-        incoming = None
-        if step.ahead is not None:
-            incoming = Incoming(self.engine, staging, transfers, step.ahead)
-        behind = []
+            return self._pass(step.chunks, lambda chunks: None)
+        incoming, behind = None, list[Outgoing]()
         for group in step.writes:
             if group.behind:
                 behind.append(Outgoing(self.engine, staging, transfers, group))
                 self._leaving[group.half] = self._copier.submit(behind[-1].run)
-        if not (self._halves.flying or self._copying or self._leaving or incoming):
-            return compute(step.chunks)
         try:
-            return compute(step.chunks, MovingHook(partial(self._look, moved), incoming, behind))
-        finally:
+            if step.ahead is not None:
+                incoming = Incoming(self.engine, staging, transfers, step.ahead)
+            if not (self._halves.flying or self._copying or self._leaving or incoming):
+                return self._pass(step.chunks, lambda chunks: None)
+
+            def hook_of(chunks: Seq[Chunk]) -> MovingHook:
+                jobs = {chunk.job for chunk in chunks}
+                comes = incoming if step.ahead is not None and step.ahead.job in jobs else None
+                leave = [one for one in behind if one.job in jobs]
+                return MovingHook(partial(self._look, moved), comes, leave)
+
+            return self._pass(step.chunks, hook_of)
+        except BaseException:
             for one in behind:
-                one.reached(staging.layout.layers)
+                one.abort()
+            raise
+        finally:
             self._waited_s = incoming.waited_s if incoming is not None else 0.0
+
+    def _pass(self, chunks: Seq[Chunk], hook_of: HookOf) -> Passed:
+        """Compute chunks. In a pipeline, what raises ends the rank: other stages have KV that it lacks."""
+        if self._computes is not None:
+            return *self._computes(chunks, hook_of(chunks)), []
+        return self._isolation.compute(chunks, hook_of)
 
     @property
     def is_moving(self) -> bool:

@@ -17,11 +17,13 @@ from mooncake_lite.engine.logprobs import logprobs_of
 from mooncake_lite.engine.nucleus import kept
 from mooncake_lite.engine.penalties import adjust, changes_logits
 from mooncake_lite.messages import Sampling
-from scheduler.instance.step import Draw
+from scheduler.instance.step import NO_TOKEN, Draw
 
 
 def sample(logits: np.ndarray, draws: Seq[Draw]) -> list[Drawn]:
     """Choose a token for each row of `logits` (rows, vocab), float32.
+
+    A row whose best logit is not finite, as it is or once changed, gives NO_TOKEN. A NaN counts as the best.
 
     In this order: logprobs are taken from the logits as they are; bias, min_tokens and penalties change the
     logits (penalties.py); at temperature 0 the best token is taken, the lowest id among equals; otherwise
@@ -30,19 +32,28 @@ def sample(logits: np.ndarray, draws: Seq[Draw]) -> list[Drawn]:
     samplings: list[Sampling] = [draw.sampling for draw in draws]
     logprobs = [row for row, how in enumerate(samplings) if how.logprobs >= 0]
     raw = dict(zip(logprobs, torch.from_numpy(logits[logprobs]).log_softmax(dim=1).numpy()))
-    changed = [row for row, draw in enumerate(draws) if changes_logits(draw)]
+    tokens, finite = _best(logits)
+    changed = [row for row, draw in enumerate(draws) if finite[row] and changes_logits(draw)]
     if changed:
         logits = logits.copy()
         for row in changed:
             adjust(logits[row], draws[row])
-    tokens = logits.argmax(axis=1)
-    drawn = [row for row, how in enumerate(samplings) if how.temperature > 0]
+        tokens[changed], finite[changed] = _best(logits[changed])
+    drawn = [row for row, how in enumerate(samplings) if finite[row] and how.temperature > 0]
     for row, probabilities in zip(drawn, _softmax(logits, drawn, samplings)):
         tokens[row] = _draw(probabilities, draws[row])
     return [
         Drawn(int(token), logprobs_of(raw[row], int(token), how.logprobs) if row in raw else None)
+        if finite[row]
+        else Drawn(NO_TOKEN)
         for row, (token, how) in enumerate(zip(tokens, samplings))
     ]
+
+
+def _best(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best token of each row, the lowest id among equals, and whether its logit is finite."""
+    tokens = logits.argmax(axis=1)
+    return tokens, np.isfinite(logits[np.arange(len(logits)), tokens])
 
 
 def _softmax(logits: np.ndarray, rows: list[int], samplings: list[Sampling]) -> np.ndarray:

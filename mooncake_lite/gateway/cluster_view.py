@@ -292,7 +292,7 @@ class ClusterView:
             if (request := self._open.get(message.request_id)) is not None:
                 request.release(message.request_id)
         elif isinstance(message, m.Fail):
-            self._give_up(message.request_id, Broken(message.reason))
+            self._give_up(message.request_id, Broken(message.reason, message.code))
         elif isinstance(message, m.Recall):
             self._recall(message)
         elif isinstance(message, m.OpenTokens):

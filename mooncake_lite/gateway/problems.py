@@ -40,8 +40,8 @@ class Unavailable(RequestError):
 class Broken(RequestError):
     """A request that had been accepted could not be finished."""
 
-    def __init__(self, reason: str):
-        super().__init__(reason, status=500, code="request_failed")
+    def __init__(self, reason: str, code: str = ""):
+        super().__init__(reason, status=500, code=code or "request_failed")
 
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

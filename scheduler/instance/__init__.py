@@ -13,4 +13,4 @@ from scheduler.instance.planner import begin, next_step, on
 from scheduler.instance.sharing import SHARING, new_prefix_cache
 from scheduler.instance.staging import Staging
 from scheduler.instance.state import Preemption, State
-from scheduler.instance.step import Late, Result, Step, TransferEnded
+from scheduler.instance.step import Fault, Late, Result, Step, TransferEnded

@@ -147,11 +147,13 @@ class Failed(JobOutcome, frozen=True):
 
     may_still_write   bytes of a failed transfer may still reach the places of Job.store
     for_good          another try here would fail as well
+    code              of the fault that is the reason; "" without one
     """
 
     reason: str
     may_still_write: bool = False
     for_good: bool = False
+    code: str = ""
 
 
 class Preempted(JobOutcome, frozen=True):

@@ -200,20 +200,12 @@ def _cancel(state: State, event: Cancelled) -> list[Outcome]:
 def _cancel_task(state: State, task: Task) -> list[Outcome]:
     if task in state.writing or task in state.leaving:
         return []
-    if task is state.loading:
-        state.stop_loading()
-    elif task in state.prefilling:
-        state.prefilling.remove(task)
-        if state.staging.of(task):  # its places in the pool are being written
-            state.storing.append(task)
-            task.problem = "cancelled"
-            return []
-    elif task in state.running:
-        state.running.remove(task)
-    elif task in state.swapping:
-        state.swapping.remove(task)
-    else:
-        state.waiting.remove(task)
+    prefills = task in state.prefilling
+    state.leave(task)
+    if prefills and state.staging.of(task):  # its places in the pool are being written
+        state.storing.append(task)
+        task.problem = "cancelled"
+        return []
     state.remove(task)
     if task.is_prefetch:
         return [Prefetched(task.id, 0)]

@@ -12,10 +12,18 @@ from typing import Any
 
 from scheduler.instance import outcomes
 from scheduler.instance.events import Moved
+from scheduler.instance.faults import end_job, fail_job, fault_of, not_finite
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import Outcome
 from scheduler.instance.state import ANSWER_S, Put, State
-from scheduler.instance.step import Chunk, Late, LayerLoad, Result, TransferEnded
+from scheduler.instance.step import (
+    NO_TOKEN,
+    Chunk,
+    Late,
+    LayerLoad,
+    Result,
+    TransferEnded,
+)  # fmt: skip
 from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
 
@@ -164,33 +172,45 @@ def _leapt(state: State, result: Result, now: float) -> list[Outcome]:
         tokens = result.tokens[index::batch]
         sequence.token_ids.extend(tokens[:passes])
         sequence.answered += passes
-        told = passes + (sequence.end_with(tokens[passes]) is None)
+        goes_on = tokens[passes] != NO_TOKEN and sequence.end_with(tokens[passes]) is None
+        told = passes + goes_on
         said.append(outcomes.Run(task.id, first, tokens[:told], all_times_s[:told]))
     return said
 
 
 def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
-    """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token."""
+    """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token.
+
+    A chunk without a result fails its job, and with it the chunks of the job's other branches.
+    """
     said: list[Outcome] = []
+    faults = {fault.job: fault for fault in result.faults}
+    unsound = bool(faults or result.scores) or NO_TOKEN in result.tokens
     before = len(result.passes)  # passes of a leap, each with one token for every chunk
     tokens = zip(result.tokens[before * len(result.step.chunks) :], result.logprobs or itertools.repeat(None))
     scores = iter(result.scores)
     iterated = context = 0
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
-        task = state.tasks[chunk.job]
+        drawn = list(itertools.islice(tokens, len(chunk.draws)))
+        scored = next(scores) if chunk.score is not None and not state.limits.late else ()
+        task = state.tasks.get(chunk.job)
+        if task is None:
+            continue
+        if unsound and (fault := faults.get(chunk.job) or fault_of(state, chunk, drawn, scored)):
+            said += fail_job(state, fault)
+            continue
         state.note_computed(task, chunk.end + before)
         if not chunk.prompt:
             iterated += 1
             context += chunk.end + before
-            said += _decoded(state, task, *next(tokens), now, leapt=before > 0)
+            said += _decoded(state, task, *drawn[0], now, leapt=before > 0)
             continue
-        if chunk.score is not None and not state.limits.late:
-            task.scores += next(scores)
+        task.scores += scored
         task.compute_s += result.compute_s * len(chunk.token_ids) / computed  # its share of the pass
         task.computed += len(chunk.token_ids)
         if chunk.draws:
-            said += _computed(state, task, chunk, list(itertools.islice(tokens, len(chunk.draws))), now)
+            said += _computed(state, task, chunk, drawn, now)
     if iterated:
         seconds = result.compute_s if state.passed_at is None else now - state.passed_at
         said.insert(
@@ -217,9 +237,16 @@ def _come_late(state: State, late: Iterable[Late], now: float) -> list[Outcome]:
     said: list[Outcome] = []
     for one in late:
         task = state.tasks.get(one.job)
-        if task is not None:
-            task.scores += one.scores
-        if task is not None and one.tokens and task in state.drawing:
+        if task is None:
+            continue
+        task.scores += one.scores
+        if NO_TOKEN in one.tokens:
+            task.fault = not_finite(task.id)
+        if not one.tokens or task not in state.drawing:
+            continue
+        if task.fault is not None:  # of this chunk, or of one before
+            said += fail_job(state, task.fault)
+        else:
             state.drawing.remove(task)
             said += _drawn(state, task, list(zip(one.tokens, one.logprobs)), now)
     return said
@@ -357,7 +384,7 @@ def _read_failed(state: State, task: Task, first: int, problem: str, now: float)
         return [preempt(state, task, now)]
     if PREFILL not in task.job.duties:
         state.loading = None
-        return [_fail(state, task, problem)]
+        return _fail(state, task, problem)
     task.read = task.to_load = first
     return _loaded(state, task, now) if task.landed == first else []
 
@@ -371,13 +398,15 @@ def _write_failed(state: State, task: Task) -> list[Outcome]:
         return []
     if task in state.swapping:
         return [recompute(state, task)]
-    next(stage for stage in (state.storing, state.drawing, state.prefilling) if task in stage).remove(task)
-    return [_fail(state, task, task.problem)]
+    state.leave(task)
+    return _fail(state, task, task.problem)
 
 
-def _fail(state: State, task: Task, problem: str) -> outcomes.Failed:
+def _fail(state: State, task: Task, problem: str) -> list[Outcome]:
     state.remove(task)
-    return outcomes.Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)
+    if task.fault is not None:
+        return end_job(state, task.fault, task.may_still_write)
+    return [outcomes.Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)]
 
 
 def _drop_overdue(state: State, now: float) -> None:

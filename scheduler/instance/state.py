@@ -252,6 +252,15 @@ class State:
                 self.staging.free(half)
         self.loading = None
 
+    def leave(self, task: Task) -> None:
+        """Take a task out of its stage."""
+        if task is self.loading:
+            self.stop_loading()
+            return
+        working = self.prefilling, self.drawing, self.storing, self.running
+        stages = (self.waiting, *working, self.swapping, self.leaving)
+        next(stage for stage in stages if task in stage).remove(task)
+
     def remove(self, task: Task) -> None:
         """Forget a task whose stage has been left, and free its pages."""
         del self.tasks[task.id]

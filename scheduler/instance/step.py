@@ -13,6 +13,12 @@ import msgspec
 
 from scheduler.instance.job import JobId
 
+NO_TOKEN = -1
+"""In place of a token whose logits are no numbers, or whose chunk could not be computed."""
+
+LOGITS_NOT_FINITE, ENGINE_ERROR = "logits_not_finite", "engine_error"
+"""Why a job has no result: clients read these codes."""
+
 
 class Admission(msgspec.Struct, frozen=True):
     """A waiting job gets pages for all of its tokens.
@@ -225,7 +231,7 @@ class TransferEnded(msgspec.Struct, frozen=True):
 class Late(msgspec.Struct, frozen=True):
     """What the last stage of a pipeline makes of a chunk, after the result of the chunk's step.
 
-    tokens, logprobs   one for each draw of the chunk
+    tokens, logprobs   one for each draw of the chunk; a NO_TOKEN fails the job
     scores             of the targets, if the chunk has a score; opaque
     """
 
@@ -233,6 +239,17 @@ class Late(msgspec.Struct, frozen=True):
     tokens: Seq[int] = ()
     logprobs: Seq[Any] = ()
     scores: Seq[Any] = ()
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """A job that the engine cannot compute, although it can compute others.
+
+    code   LOGITS_NOT_FINITE or ENGINE_ERROR
+    """
+
+    job: JobId
+    code: str
+    reason: str
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -248,6 +265,7 @@ class Result(msgspec.Struct, frozen=True):
     scores      of the targets of each chunk that has a score, in their order; opaque
     late        what earlier passes of a pipeline gave, in place of tokens, logprobs and scores
     passes      (its end, its seconds) of each pass but the last one that a leap has done
+    faults      jobs that could not be computed. Their chunks have NO_TOKEN for each draw, and no scores
     """
 
     step: Step
@@ -261,3 +279,4 @@ class Result(msgspec.Struct, frozen=True):
     passes: Seq[tuple[float, float]] = ()
     lost: TransferEnded | None = None
     late: Seq[Late] = ()
+    faults: Seq[Fault] = ()

@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.instance.job import PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.prefix import Chain
 from scheduler.instance.sequence import Sequence
-from scheduler.instance.step import Draw, Score
+from scheduler.instance.step import Draw, Fault, Score
 
 
 @dataclass(slots=True)
@@ -40,7 +40,8 @@ class Task:
         joined            when it joined the running batch
         first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
         scores            logprobs of the prompt's tokens so far, opaque, if the job is scored
-        problem           why a transfer of `out` failed, "" as long as none did
+        problem           why a transfer of `out` failed, or the task itself; "" as long as neither did
+        fault             that its job fails with, once its last transfer has ended
         may_still_write   bytes of a failed transfer may still reach the pool
 
     Invariant: landed <= read <= to_load <= len(job.load) and written <= copied <= len(out).
@@ -77,6 +78,7 @@ class Task:
     finishes: list[str | None] = field(default_factory=list)
     scores: list[Any] = field(default_factory=list)
     problem: str = ""
+    fault: Fault | None = None
     may_still_write: bool = False
     id: JobId = field(init=False)
 

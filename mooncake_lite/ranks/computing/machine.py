@@ -356,7 +356,7 @@ class ComputingRank:
     def _failed(self, failed: outcomes.Failed) -> m.Message:
         del self._open[failed.job.request_id, failed.job.attempt]  # a job fails as a whole
         return m.RequestFailed(
-            *self._about(failed.job), failed.reason, failed.may_still_write, failed.for_good
+            *self._about(failed.job), failed.reason, failed.may_still_write, failed.for_good, failed.code
         )
 
     def _preempted(self, preempted: outcomes.Preempted) -> m.Message:

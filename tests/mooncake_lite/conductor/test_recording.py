@@ -141,8 +141,11 @@ HEADER = frame((FORMAT, "0.1.0", CONFIG))
         (b"not a recording at all", "is not a recording"),
         (MAGIC, "ends before its header"),
         (MAGIC + HEADER[:20], "ends before its header"),
-        (MAGIC + frame((3, "9.9", "x")), "has format 3, .* reads 2; replay it with mooncake-lite 9.9"),
-        (MAGIC + frame((1, "0.1.0", CONFIG)), "has format 1, .* reads 2; replay it with mooncake-lite 0.1.0"),
+        (
+            MAGIC + frame((FORMAT + 1, "9.9", "x")),
+            "has format 4, .* reads 3; replay it with mooncake-lite 9.9",
+        ),
+        (MAGIC + frame((1, "0.1.0", CONFIG)), "has format 1, .* reads 3; replay it with mooncake-lite 0.1.0"),
         (MAGIC + frame("header"), "damaged at byte 8"),
         (MAGIC + frame((FORMAT, "0.1.0", {"layout": []})), "damaged at byte 8"),
         (MAGIC + HEADER + frame((1.0, 5, ["Nonsense"])), f"damaged at byte {8 + len(HEADER)}: Invalid value"),

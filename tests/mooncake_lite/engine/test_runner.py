@@ -17,7 +17,7 @@ from mooncake_lite.engine.runner import Runner
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
 from scheduler.instance import Step, TransferEnded
-from scheduler.instance.step import Admission, LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut
+from scheduler.instance.step import Admission, Chunk, LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut
 from store.layout import check_of
 from transport.batch import Transfer
 from transport.errors import BadTransfer, TransferError
@@ -181,7 +181,7 @@ def test_a_group_is_copied_beside_the_chunk_of_its_step_and_leaves_in_the_middle
 
     rank.engine.store_blocks, rank.engine.compute = store_blocks, compute
     group = WriteGroup(0, (4, 6), refs(2), ("a", 0), 0)
-    chunk: Any = object()
+    chunk = Chunk(("a", 0), (1,), 0, (0,), (), True)  # type: ignore[arg-type]
     rank.runner.run(Step(0.0, writes=(group,), chunks=(chunk,)), told.extend)
     assert told == [TransferEnded(0, sums=[[4], [6]])]
 
