@@ -128,7 +128,8 @@ class OneRank:
     reuses     whether blocks in the pool are reused by other requests
 
     answers    tokens of each branch
-    ended      how each branch ended: "finished" or "cancelled"
+    ended      how each branch ended: "finished", "cancelled" or "failed"
+    faults     request -> code of the fault that it failed with
     seen       how often each kind of event happened
     logits     of each draw, by (branch, its number within the answer), if they are kept
     """
@@ -158,6 +159,7 @@ class OneRank:
         self.jobs: dict[str, Job] = {}
         self.answers: dict[Branch, list[int]] = defaultdict(list)
         self.ended: dict[Branch, str] = {}
+        self.faults: dict[str, str] = {}
         self.seen: Counter[str] = Counter()
         self.keep_logits = keep_logits
         self.logits: dict[tuple[Branch, int], torch.Tensor] = {}
@@ -297,7 +299,7 @@ class OneRank:
                     self.seen["reused tokens"] += outcome.loaded
                     self.seen["computed tokens"] += outcome.tokens
                 case out.Failed():
-                    raise AssertionError(f"{outcome.job}: {outcome.reason}")
+                    self._fail(outcome)
                 case out.Prefilled():
                     self._decode(outcome)
                 case out.Preempted() | out.Swapped():
@@ -310,6 +312,15 @@ class OneRank:
         answer = self.answers[name, branch]
         assert self.jobs[name].answered + len(answer) == token.index, "a token is missing, or came twice"
         answer.append(token.token)
+
+    def _fail(self, failed: out.Failed) -> None:
+        """Note a fault, which ends all branches of a request that go on."""
+        assert failed.code, f"{failed.job}: {failed.reason}"
+        name, _ = _branch_of(failed.job)
+        assert name not in self.faults, "a request failed twice"
+        self.faults[name] = failed.code
+        for branch in self.jobs[name].branches:
+            self.ended.setdefault((name, branch), "failed")
 
     def _decode(self, done: out.Prefilled) -> None:
         """Send what a prefill rank has computed to the rank that decodes."""
