@@ -7,6 +7,8 @@ Explained in docs/explain/failures.md.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -65,7 +67,7 @@ class Isolation:
                 self._engine.probe()
                 if hook is not None:
                     hook.give_up()
-                faults.append(Fault(chunk.job, ENGINE_ERROR, _reason(again)))
+                faults.append(Fault(chunk.job, ENGINE_ERROR, _told(chunk, again)))
                 some = [Drawn(NO_TOKEN)] * len(chunk.draws)
                 scored = [] if chunk.score is None else [[]]
             drawn += some
@@ -87,6 +89,9 @@ def _raise_unless_of_a_chunk(error: Exception, hook: MovingHook | None) -> None:
         raise error
 
 
-def _reason(error: Exception) -> str:
-    line = next(iter(f"{type(error).__name__}: {error}".splitlines()))
-    return f"the engine cannot compute this request: {line[:REASON_CHARS]}"
+def _told(chunk: Chunk, error: Exception) -> str:
+    """Print where a chunk has failed, in one line. Returns the reason for its client."""
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:REASON_CHARS]
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    print(f"engine: {chunk.job.request_id}: {line} at {at.filename}:{at.lineno}", file=sys.stderr, flush=True)
+    return f"the engine cannot compute this request: {line}"

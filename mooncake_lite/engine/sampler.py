@@ -20,6 +20,7 @@ from mooncake_lite.messages import Sampling
 from scheduler.instance.step import NO_TOKEN, Draw
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def sample(logits: np.ndarray, draws: Seq[Draw]) -> list[Drawn]:
     """Choose a token for each row of `logits` (rows, vocab), float32.
 

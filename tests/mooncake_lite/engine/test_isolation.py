@@ -68,7 +68,9 @@ def poisoned(ids: Sequence[int]) -> Exception | None:
     return IndexError("index 99 is out of range\nand more lines") if 99 in ids else None
 
 
-def test_the_chunk_that_raises_alone_is_at_fault_and_the_others_have_their_tokens_in_their_order() -> None:
+def test_the_chunk_that_raises_alone_is_at_fault_and_the_others_have_their_tokens_in_their_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     engine: Any = Engine()
     engine.fails = poisoned
     score = Score(Sampling(), (7, 8))
@@ -80,6 +82,9 @@ def test_the_chunk_that_raises_alone_is_at_fault_and_the_others_have_their_token
     (fault,) = result.faults
     assert (fault.job, fault.code) == (JobId("b", 0), ENGINE_ERROR)
     assert fault.reason.endswith("IndexError: index 99 is out of range")
+    said = capsys.readouterr().err
+    assert said.startswith("engine: b: IndexError: index 99 is out of range at ")
+    assert (said.count("\n"), f"{__file__}:" in said) == (1, True)
     assert engine.probes == 1
 
 

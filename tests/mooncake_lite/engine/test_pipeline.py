@@ -33,7 +33,7 @@ from mooncake_lite.messages.stages import (
 )
 from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance import JobId, Late, Result, Step, TransferEnded
-from scheduler.instance.step import Chunk, Draw, LandGroup, ReadGroup, Score, WriteGroup
+from scheduler.instance.step import NO_TOKEN, Chunk, Draw, LandGroup, ReadGroup, Score, WriteGroup
 from store.layout import check_of
 from transport.batch import Transfer
 from transport.errors import TransferError
@@ -356,6 +356,16 @@ def test_the_last_stage_reports_each_chunks_tokens_and_scores() -> None:
         LateTokens((*B,), [], [], scores),
     ]
     assert reports_of(1, Result(step)) == [], "no other stage draws"
+
+
+def test_a_chunk_whose_scores_are_not_finite_is_reported_whether_it_draws_or_not() -> None:
+    step = step_of(heard(Place(2), *orders_of(a_step()))[1], 0.0)
+    without = reports_of(2, Result(step, [11, 12, 13], logprobs=[None] * 3, scores=[[]]))
+    assert without == [
+        LateTokens((*A,), [11, 12, 13], [None] * 3, []),
+        LateTokens((*B,), [NO_TOKEN], [None], []),
+    ]
+    assert [DECODER.decode(encode(one)) for one in without] == without
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mooncake_lite.errors import ClusterError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import Model, load_model
 from scheduler.instance import Limits
-from scheduler.instance.step import LOGITS_NOT_FINITE
+from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE
 from tests.mooncake_lite.engine.matrix import Cell
 from tests.mooncake_lite.engine.one_rank import OneRank
 from tests.mooncake_lite.engine.test_matrix import ranks
@@ -131,6 +131,31 @@ def test_a_prompt_has_no_logprobs_if_a_row_of_its_logits_is_not_finite(
     logits = torch.zeros(3, 199)
     logits[1, place] = value
     assert len(score(lambda states: logits, logits, [4, 5, 6], 2)) == found
+
+
+@pytest.mark.parametrize("cell", CELLS[:-1], ids=lambda cell: cell.name)
+def test_ids_beyond_the_embedding_fail_the_requests_that_have_them_alone(cell: Cell, poisoned: Model) -> None:
+    """The gateway refuses such ids. Where one comes through all the same, torch and NumPy raise."""
+    outside = poisoned.config.vocab_size
+    alone, rank = ranks(cell, poisoned), ranks(cell, poisoned)
+    poisons = [
+        ([*BLOCK, outside, 5], GREEDY, 1),
+        ([-outside - 1, *TEXT[5:22]], SAMPLED, 3),
+        (TEXT[:20], Sampling(0.0, logit_bias={outside: 1.0}), 1),
+        ([*TEXT[40:140], 1 << 31], Sampling(0.9, repetition_penalty=1.1), 1),
+    ]
+    for ask in ask_plain(alone, "beside"):
+        ask()
+    for number, (ask, poison) in enumerate(zip(ask_plain(rank, "beside"), poisons, strict=True)):
+        ask()
+        prompt, sampling, n = poison
+        rank.ask(f"poison {number}", prompt, sampling, 30, n)
+        rank.step()
+    for one in (alone, rank):
+        one.settle()
+        one.assert_at_rest()
+    assert rank.faults == {f"poison {number}": ENGINE_ERROR for number in range(len(poisons))}
+    assert {name: answer for name, answer in rank.answers.items() if answer} == alone.answers
 
 
 def test_generate_says_that_a_request_failed_and_does_not_end_in_silence(poisoned: Model) -> None:

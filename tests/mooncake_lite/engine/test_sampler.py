@@ -9,7 +9,7 @@ from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.nucleus import kept
 from mooncake_lite.engine.sampler import sample as sample_rows
 from mooncake_lite.messages import Logprobs, Sampling
-from scheduler.instance.step import Draw
+from scheduler.instance.step import NO_TOKEN, Draw
 
 pytestmark = pytest.mark.quick
 
@@ -218,3 +218,50 @@ def test_logprobs_come_only_to_rows_that_ask_and_equal_ones_by_id() -> None:
         Drawn(0, Logprobs(chosen, [])),
         Drawn(0, Logprobs(chosen, [(0, chosen), (1, chosen), (2, chosen)])),
     ]
+
+
+# ------------------------------------------------------------------------------ logits that are no numbers
+
+BROKEN = {
+    "no number": ([1.0, np.nan, 0.0, 2.0, 0.0, 0.0], False),
+    "infinite": ([1.0, np.inf, 0.0, 2.0, 0.0, 0.0], False),
+    "nothing may be chosen": ([-np.inf] * 6, False),
+    "some may not be chosen": ([1.0, -np.inf, 0.0, -np.inf, 0.0, 0.0], True),
+    "the largest numbers": ([3.4e38, -3.4e38, 0.0, 3.4e38, 0.0, 0.0], True),
+}
+WISHES = [
+    Sampling(0.0),
+    Sampling(0.9, seed=3),
+    Sampling(1e-300, top_p=1e-320),
+    Sampling(1.0, top_k=1, min_p=1.0),
+    Sampling(0.0, logit_bias={1: -100.0}),
+    Sampling(0.5, repetition_penalty=1e-6, presence_penalty=2.0, frequency_penalty=-2.0),
+    Sampling(0.0, logprobs=2),
+]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("sampling", WISHES, ids=str)
+def test_a_row_whose_best_logit_is_not_finite_has_no_token_and_changes_no_other(
+    name: str, sampling: Sampling
+) -> None:
+    values, sound = BROKEN[name]
+    row = np.array(values, np.float32)
+    draws = [draw(sampling, (1, 2), 1)] * 3
+    before = row.copy()
+    found = sample_rows(np.stack([LOGITS, row, LOGITS]), draws)
+    alone = sample_rows(LOGITS[None], draws[:1])[0]
+    assert (found[0], found[2]) == (alone, alone)
+    assert (found[1].token != NO_TOKEN) == sound
+    assert found[1].logprobs is None or sound
+    assert np.array_equal(row, before, equal_nan=True)
+
+
+def test_a_token_that_min_tokens_hides_is_still_seen_to_be_no_number() -> None:
+    row = np.array([1.0, 2.0, 0.0, 0.0, 0.0, np.nan], np.float32)  # 5 is the end token
+    assert sample_rows(row[None], [draw(Sampling(0.0, min_tokens=2), (1,), 0)])[0].token == NO_TOKEN
+
+
+def test_a_row_that_wishes_have_emptied_has_no_token() -> None:
+    every = Draw(Sampling(0.0, min_tokens=2), (1,), 0, frozenset(range(6)))
+    assert sample_rows(LOGITS[None], [every])[0].token == NO_TOKEN
