@@ -32,6 +32,7 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     FakeCluster,
     GatewayProcess,
     answer,
+    echo,
     first_token_only,
     posted,
 )
@@ -94,6 +95,41 @@ def test_health_stays_200_and_lists_what_does_not_work_as_it_should(start: Start
     cluster.tell_gateway(m.ClusterStatus(True, ""))
     while gateway.wait_health(200)["degraded"]:
         pass
+
+
+def test_health_is_503_while_no_rank_is_left_for_a_duty_although_requests_are_taken_and_streams_go_on(
+    start: Start,
+) -> None:
+    gateway, cluster = start()
+    why = "no rank is left that can prefill"
+    cluster.behaviour = first_token_only
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as stream:
+        lines = stream.iter_lines()
+        data_of(lines)
+        begun = cluster.wait_for(m.Submit)
+        cluster.tell_gateway(m.ClusterStatus(True, why, ["rank 1 (prefill) died"], serves=False))
+        health = gateway.wait_health(503)
+        assert (health["status"], health["detail"]) == ("unavailable", why)
+        assert pings(gateway) == [(503, b""), (503, b"")]
+        assert "mooncake_lite_ready 0.0" in gateway.http.get("/metrics").text.splitlines()
+
+        cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
+            m.Reject(submit.request.request_id, why, 4.2, "unavailable")
+        )
+        for body in (BODY, {"prompt": ["hello", "world"]}):
+            refused = gateway.http.post("/v1/completions", json=body)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            error = refused.json()["error"]
+            expected = {"message": why, "type": "server_error", "param": None, "code": "service_unavailable"}
+            assert error == expected
+
+        cluster.tell_gateway(m.ClusterStatus(True, "ready"))
+        assert gateway.wait_health(200)["status"] == "ok"
+        cluster.behaviour = echo
+        assert gateway.http.post("/v1/completions", json={"prompt": "hello"}).status_code == 200
+        rest = m.Tokens(begun.request.request_id, 1, begun.body.token_ids[1:], "stop")
+        cluster.do(lambda: cluster.tokens(2, rest))
+        assert data_of(lines)["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("silent", [False, True])
