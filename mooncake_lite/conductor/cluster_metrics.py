@@ -29,7 +29,7 @@ HELP = {
     "schedule_decision_seconds": "Time of one scheduling decision",
     "predicted_ttft_ratio": "Predicted / measured time to first token of a request, by what the ranks report",
     "predicted_tbt_ratio": "Predicted / measured time between tokens of an answer, by what the ranks report",
-    "requests_rejected_total": "Requests refused with 429",
+    "requests_rejected_total": "Requests refused with 429 or 503",
     "requests_finished_total": "Requests that were answered to their end",
     "ranks_lost_total": "Ranks that were lost, and without which the others went on",
     "requests_recalled_total": "Times that the answer so far of a request was asked for, to go on elsewhere",

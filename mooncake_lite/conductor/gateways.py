@@ -20,7 +20,7 @@ class Gateways:
         self._introduced: set[tuple[int, str]] = set()
         self._spans_hosts = len(set(nodes)) > 1
         self._degraded: dict[tuple[int, str], str] = {}
-        self._readiness = False, "waiting for the first rank"
+        self._readiness = False, "waiting for the first rank", True
 
     @property
     def names(self) -> list[str]:
@@ -30,11 +30,12 @@ class Gateways:
     @property
     def status(self) -> ClusterStatus:
         """Tells gateways whether the cluster takes requests, and what does not work as it should."""
-        return ClusterStatus(*self._readiness, list(self._degraded.values()))
+        ready, detail, serves = self._readiness
+        return ClusterStatus(ready, detail, list(self._degraded.values()), serves)
 
-    def set_readiness(self, ready: bool, detail: str) -> None:
-        """Note whether the cluster takes requests, and what is missing."""
-        self._readiness = ready, detail
+    def set_readiness(self, ready: bool, detail: str, serves: bool) -> None:
+        """Note whether the cluster takes requests, what is missing, and whether requests will be served."""
+        self._readiness = ready, detail, serves
 
     def set_degraded(self, degraded: Degraded, role: str) -> None:
         """Note that a rank does not work as it should, or works again."""

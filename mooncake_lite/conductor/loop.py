@@ -255,12 +255,12 @@ class ConductorRole:
         )  # fmt: skip
 
     def _tell_readiness(self, effect: fx.Readiness) -> None:
-        """Introduce new ranks and gateways to each other, and tell gateways what is missing."""
+        """Introduce new ranks and gateways to each other, and tell gateways whether the cluster serves."""
         for rank, at in self.gateways.new_introductions():
             self.hub.send(f"rank-{rank}", at)
         missing = [f"{rank} ({self.config.role_of(rank)})" for rank in effect.missing]
         detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
-        self.gateways.set_readiness(effect.ready, detail)
+        self.gateways.set_readiness(effect.ready, effect.closed or detail, not effect.closed)
         self._tell_status()
         self._to_steward(effect)
         if effect.ready:

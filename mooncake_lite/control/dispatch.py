@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
@@ -38,8 +39,9 @@ class Dispatcher:
     choose      chooses the place of a request: scheduler.choose with a policy
     admission   refuses requests
     _stuck      slots freed so far, and the head of the held line, when the policy last answered Wait
-    closed      why no request can begin, because of lost ranks; ""
+    closed      why no request can be served, because of lost ranks; "". Every refusal says so (HTTP 503)
     closes_at   until when requests wait for such ranks; inf while it is not closed
+    learning    why no request may begin yet: a new conductor waits for the reports of its ranks; ""
     _full_at    what `Directory.space` counted when a request did not fit into the pool
 
     A deferred request starts again when what it lacks was freed. While none was freed since a request did not
@@ -50,7 +52,6 @@ class Dispatcher:
         self.choose = choose
         self.admission = admission
         self._stuck = -1, ""
-        self.closed, self.closes_at = "", inf
         self._wait_s = books.config.wait_for_rank_s
         self._first_attempt = first_attempt(books.config.term)
         self._full_at = -1
@@ -63,6 +64,7 @@ class Dispatcher:
         self._load_or_compute = LoadOrCompute(books.state.costs)
         self.loads = PrefixLoads(books, self._loads_ended)
         self.copies = Copies(books)
+        self.closed, self.closes_at, self.learning = self._lacking(), inf, ""
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
         """Refuse a request at once, or accept it and place or hold it. Its repetition changes nothing."""
@@ -93,13 +95,13 @@ class Dispatcher:
 
     def _decide(self, request: Request, now: float) -> Placement | Wait | Rejection:
         """Refuse a new request, find its place, or let it wait. Those that wait already go first."""
-        if self.closed and now >= self.closes_at:
+        if now >= self.closes_at:
             return Rejection(request.request_id, self.closed, STARTING_RETRY_S)
         refused = self.admission.on_arrival(self._state, request, now)
         if refused is not None:
             return refused
-        if self.closed:
-            return Wait(request.request_id, self.closed)
+        if self.closed or self.learning:
+            return Wait(request.request_id, self.closed or self.learning)
         decision: Placement | Wait | Rejection = Wait(request.request_id, "others wait")
         if not self._state.held:
             decision = self._choose_for(request, now)
@@ -110,17 +112,22 @@ class Dispatcher:
         return decision if refused is None else refused
 
     def _reject(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
-        self._emit(fx.Reject(record.request_id, reason, retry_after_s))
+        self._tell_refusal(record, reason, retry_after_s)
         self._emit(fx.Forget(record.request_id, "rejected"))
+
+    def _tell_refusal(self, record: RequestRecord, reason: str, retry_after_s: float) -> None:
+        """Tell a client why its request is refused. While no request can be served, that is the reason."""
+        kind: fx.Refusal = "overload" if self._members.was_ready and not self.closed else "unavailable"
+        self._emit(fx.Reject(record.request_id, self.closed or reason, retry_after_s, kind))
 
     def dispatch(self, now: float) -> None:
         """Place held requests, and start those whose turn it is. Only placement scans instances.
 
         A start that ends in a refusal frees a place, so that the next request may be placed.
         """
-        if self.closed:
+        if now >= self.closes_at:
             self._refuse_waiting(now)
-        while not self.closed:
+        while not (self.closed or self.learning):
             request = self._state.held.head() if self._state.held else None
             if request is not None and (self._state.freed_slots, request.request_id) != self._stuck:
                 self._place(self._requests[request.request_id], request, now)
@@ -132,29 +139,34 @@ class Dispatcher:
     def note_loss(self, now: float) -> None:
         """Look what the cluster can still do after the loss of a rank. What waits for space tries again."""
         self.retry(all_of_them=True)
-        if self.closed and self.closes_at == inf:
-            return  # a new conductor looks when it knows what there is
-        needed = {"prefill": self._state.prefills, "decode": self._state.decodes}
-        missing = [duty for duty, instances in needed.items() if not instances]
-        if self._handover == "pool" and not self._directory.has_segments:
-            missing.append("store")
-        if missing and not self.closed:
+        before, self.closed = self.closed, self._lacking()
+        if not self.closed:
+            self.closes_at = inf
+        elif self.closes_at == inf:
             self.closes_at = now + self._wait_s
-        if missing:
-            self.closed = f"no rank is left that can {' or '.join(missing)}"
+        if self.closed != before:
+            self._emit(fx.Readiness(self._members.was_ready, self._members.missing(), self.closed))
+
+    def _lacking(self) -> str:
+        """Say which duties no rank is left for; "" without any. Ranks that are still to join are counted."""
+        roles = [self._members.role_of(rank) for rank in (*self._members.computes, *self._members.stores)]
+        left = {duty for role in roles for duty in DUTIES[role]}
+        missing = [duty for duty in ("prefill", "decode") if duty not in left]
+        if self._handover == "pool" and "store" not in left and not self._directory.has_segments:
+            missing.append("store")
+        return f"no rank is left that can {' or '.join(missing)}" if missing else ""
 
     def open(self, now: float) -> None:
         """Begin requests that had to wait until a new conductor knew what ranks hold."""
-        self.closed = ""
+        self.learning = ""
         self.note_loss(now)
 
     def _refuse_waiting(self, now: float) -> None:
-        """Refuse what waits for a duty that no rank has, once it has waited long enough."""
-        if now >= self.closes_at:
-            for record in self._requests.waiting():
-                if record.stage is Stage.OVER:
-                    continue  # it failed with an answer to the same prompt
-                self.refuse(record, self.closed, STARTING_RETRY_S, now)
+        """Refuse what has waited long enough for a duty that no rank has."""
+        for record in self._requests.waiting():
+            if record.stage is Stage.OVER:
+                continue  # it failed with an answer to the same prompt
+            self.refuse(record, self.closed, STARTING_RETRY_S, now)
 
     def _is_full(self) -> bool:
         """Tell whether a request waits for space in the pool, and none has been freed since."""
@@ -229,7 +241,7 @@ class Dispatcher:
             self._requests.fail(record, reason, now)
             return
         self._requests.move(record, Step.REFUSE)
-        self._emit(fx.Reject(record.request_id, reason, retry_after_s))
+        self._tell_refusal(record, reason, retry_after_s)
         self._requests.end(record, "rejected", now)
 
     def _start(self, record: RequestRecord, now: float) -> None:

@@ -6,6 +6,8 @@ them; see `mooncake_lite.messages`. Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from mooncake_lite.control.message import Message
@@ -39,11 +41,16 @@ class RequestOrder(RankOrder, frozen=True):
 # ------------------------------------------------------------------------------ to clients
 
 
+Refusal = Literal["overload", "unavailable"]
+"""Why a request is refused: there are too many (HTTP 429), or the cluster cannot serve any (HTTP 503)."""
+
+
 class Reject(RequestAction, frozen=True):
-    """Refuse a request (HTTP 429): before any work is spent on it, unless admission is after-prefill."""
+    """Refuse a request: before any work is spent on it, unless admission is after-prefill."""
 
     reason: str
     retry_after_s: float
+    kind: Refusal = "overload"
 
 
 class Fail(RequestAction, frozen=True):
@@ -323,10 +330,14 @@ class AnswerCommand(Action, frozen=True):
 
 
 class Readiness(Action, frozen=True):
-    """Report whether the cluster accepts requests, and which ranks are missing."""
+    """Report whether the cluster was ready once, which ranks are missing, and whether it serves.
+
+    closed   why requests that come now will not be served, because of lost ranks; "" while they will
+    """
 
     ready: bool
     missing: list[int]
+    closed: str = ""
 
 
 class WakeAt(Action, frozen=True):

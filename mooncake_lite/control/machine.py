@@ -174,7 +174,7 @@ class Control:
         if self._wake_at <= now:
             self._wake_at = inf
         due = min(self.directory.next_deadline(), self._grants.next_deadline())
-        if self.dispatcher.closed and self.dispatcher.closes_at > now:
+        if self.dispatcher.closes_at > now:
             due = min(due, self.dispatcher.closes_at)
         if due < self._wake_at:
             self._wake_at = due
@@ -254,7 +254,7 @@ class Control:
 
     def _tell_readiness(self) -> None:
         self.members.was_ready = self.members.was_ready or self.members.ready
-        self._out.append(fx.Readiness(self.members.was_ready, self.members.missing()))
+        self._out.append(fx.Readiness(self.members.was_ready, self.members.missing(), self.dispatcher.closed))
 
     def _stop(self, reason: str, grace_s: float, lost: bool) -> None:
         """Fail every open request once. Later events change nothing."""
@@ -280,7 +280,7 @@ class Control:
         if self._succession.is_over:
             self._commands.on_command(command, now)
         else:
-            self._out.append(fx.AnswerCommand(command.command, True, self.dispatcher.closed))
+            self._out.append(fx.AnswerCommand(command.command, True, self.dispatcher.learning))
 
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
         self._pool.on_removed(removed)

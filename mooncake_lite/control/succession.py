@@ -33,7 +33,7 @@ class Succession:
         self._grant = 0
         self.is_over = not books.config.term
         if not self.is_over:
-            dispatcher.closed = "a new conductor does not know yet what ranks hold; try again"
+            dispatcher.learning = "a new conductor does not know yet what ranks hold; try again"
 
     def on_inventory(self, inventory: Inventory) -> None:
         """Keep what a store rank holds until all have reported."""

@@ -117,7 +117,7 @@ class ResetAnswer(msgspec.Struct):
 class Health(msgspec.Struct):
     """The state of the cluster: whether it serves requests, missing ranks, and troubles."""
 
-    status: Literal["ok", "starting", "lost", "stopping"]
+    status: Literal["ok", "starting", "unavailable", "lost", "stopping"]
     detail: str
     weights: str
     degraded: list[str]

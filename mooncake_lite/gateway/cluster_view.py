@@ -33,10 +33,15 @@ wish for a TCP endpoint once a rank on another host has come."""
 
 
 class ClusterState(Enum):
-    """The state of a gateway for its clients."""
+    """The state of a gateway for its clients. Requests are taken while it is READY or UNAVAILABLE.
+
+    UNAVAILABLE: no rank is left for a duty, so /health is 503. The conductor lets requests wait for such a
+    rank as long as --wait-for-rank-s says, and then refuses them.
+    """
 
     STARTING = "starting"
     READY = "ready"
+    UNAVAILABLE = "unavailable"
     LOST = "lost"
     STOPPING = "stopping"
 
@@ -83,7 +88,9 @@ class ClusterView:
             return ClusterState.STARTING
         if self._silent_for_s > self._silence_s:
             return ClusterState.LOST
-        return ClusterState.READY if self._status.ready else ClusterState.STARTING
+        if not self._status.ready:
+            return ClusterState.STARTING
+        return ClusterState.READY if self._status.serves else ClusterState.UNAVAILABLE
 
     @property
     def _silent_for_s(self) -> float:
@@ -120,13 +127,16 @@ class ClusterView:
     def admit(self, request_id: str) -> OpenRequest:
         """Take a place for one more request, until `close`.
 
-        Raises Unavailable when the cluster is not ready, Refused when too many requests are open.
+        Raises Unavailable when the cluster takes none, Refused when too many requests are open.
         """
-        if self.state is not ClusterState.READY:
-            raise Unavailable(self.detail)
+        self._raise_unless_taken()
         request = OpenRequest(request_id)
         self._take_place(request_id, request)
         return request
+
+    def _raise_unless_taken(self) -> None:
+        if self.state not in (ClusterState.READY, ClusterState.UNAVAILABLE):
+            raise Unavailable(self.detail)
 
     def admit_prompts(self, request: OpenRequest, ids: Sequence[str]) -> None:
         """Take places for more prompts of an admitted request. Raises Refused when too many are open."""
@@ -198,10 +208,9 @@ class ClusterView:
     async def remove_all_blocks(self, limit_s: float) -> m.PoolEnded:
         """Remove every block of the pool that is not being written; return the conductor's answer.
 
-        Raises Unavailable when the cluster is not ready, or the answer does not come within limit_s.
+        Raises Unavailable when the cluster takes no requests, or the answer does not come within limit_s.
         """
-        if self.state is not ClusterState.READY:
-            raise Unavailable(self.detail)
+        self._raise_unless_taken()
         self._num_removals += 1
         number = self._num_removals
         ended = self._removals[number] = asyncio.get_running_loop().create_future()
@@ -287,7 +296,8 @@ class ClusterView:
             if (ended := self._removals.get(message.number)) is not None and not ended.done():
                 ended.set_result(message)
         elif isinstance(message, m.Reject):
-            self._give_up(message.request_id, Refused(message.reason, message.retry_after_s))
+            kind = Unavailable if message.kind == "unavailable" else Refused
+            self._give_up(message.request_id, kind(message.reason, message.retry_after_s))
         elif isinstance(message, m.Release):
             if (request := self._open.get(message.request_id)) is not None:
                 request.release(message.request_id)

@@ -170,9 +170,9 @@ class Endpoints:
     # ------------------------------------------------------------------ about the service
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 200 when every rank is ready, else 503 and what is missing.
+        """GET /health: 200 while requests that come now will be served, else 503 and what is missing.
 
-        It also tells what the cluster computes on, and what does not work as it should though it is ready.
+        It also tells what the cluster computes on, and what does not work as it should though it serves.
         """
         cluster, weights = self._cluster, self._settings.weights
         ready = cluster.state is ClusterState.READY

@@ -112,7 +112,7 @@ class GatewayGauges(Collector):
         for name, text, value in (
             ("uptime_seconds", "Seconds since the start of the gateway", now - self._began),
             ("cluster_metrics_age_seconds", "Seconds since the conductor was asked for its metrics", age_s),
-            ("ready", "1 when requests are taken, else 0", cluster.state is ClusterState.READY),
+            ("ready", "1 when requests are served, else 0", cluster.state is ClusterState.READY),
             ("degraded", "Number of things that do not work as they should", len(cluster.degraded)),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)

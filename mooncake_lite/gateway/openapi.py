@@ -25,7 +25,7 @@ ERRORS = {
     415: "The body is no application/json, or is compressed",
     429: "Too many requests; Retry-After gives the seconds to wait",
     500: "The request could not be finished",
-    503: "The cluster is not ready, or is stopping",
+    503: "The cluster is not ready, has lost its last rank of a role, or is stopping",
 }
 """Status of an error -> when it is answered."""
 

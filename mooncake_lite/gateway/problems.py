@@ -31,10 +31,11 @@ class Refused(RequestError):
 
 
 class Unavailable(RequestError):
-    """The cluster is not there: starting, stopping, or its conductor is silent."""
+    """The cluster cannot serve: it starts, stops, has no rank left for a duty, or its conductor is silent."""
 
-    def __init__(self, reason: str):
+    def __init__(self, reason: str, retry_after_s: float | None = None):
         super().__init__(reason, status=503, code="service_unavailable")
+        self.retry_after_s = retry_after_s
 
 
 class Broken(RequestError):
@@ -56,7 +57,7 @@ def error_object(error: RequestError) -> ErrorAnswer:
 
 def error_headers(error: RequestError) -> dict[str, str]:
     """Headers that belong to an error answer."""
-    if isinstance(error, Refused):
+    if isinstance(error, Refused | Unavailable) and error.retry_after_s is not None:
         return {"Retry-After": str(math.ceil(min(max(1.0, error.retry_after_s), LONGEST_RETRY_S)))}
     if error.status == 401:
         return {"WWW-Authenticate": "Bearer"}

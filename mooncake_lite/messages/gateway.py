@@ -37,11 +37,13 @@ class ClusterStatus(Message, frozen=True):
     """Sent when the state changes. `ready` turns true once, when every rank has registered.
 
     degraded   what does not work as it should although the cluster is ready, one line each
+    serves     false: no rank is left for a duty. Requests wait for one, and are refused in the end
     """
 
     ready: bool
     detail: str
     degraded: list[str] = []
+    serves: bool = True
 
 
 class MetricsReply(Message, frozen=True):

@@ -133,17 +133,16 @@ def test_without_a_rank_that_decodes_requests_wait_and_are_refused_with_the_reas
     flags = [*emulation.flags(tmp_path / "model"), "--wait-for-rank-s", "1"]
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
+        assert wait_until(lambda: cluster.base_url in (tmp_path / "log").read_text(), patient(5.0))
         process_of(cluster.pid, "2").kill()
-        assert wait_until(lambda: degraded(cluster), patient(2.0))
+        why = "no rank is left that can decode"
+        assert wait_until(lambda: not machine.healthy(cluster.base_url), patient(2.0))
+        health = httpx.get(f"{cluster.base_url}/health").json()
+        assert (health["status"], health["detail"], len(health["degraded"])) == ("unavailable", why, 1)
         answer = httpx.post(f"{cluster.base_url}/v1/completions", json={"prompt": [5] * 70}, timeout=30)
-        assert answer.status_code == 429
-        assert "no rank is left that can decode" in answer.json()["error"]["message"]
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, why)
         assert answer.headers["retry-after"]
         assert set(processes_of(cluster.pid)) >= {"0", "1", "3", "gateway"}
-
-
-def degraded(cluster: Cluster) -> list[str]:
-    return list(httpx.get(f"{cluster.base_url}/health").json()["degraded"])
 
 
 MOMENTS, PER_CLUSTER = 200, 3

@@ -78,6 +78,38 @@ def test_the_others_and_the_gateways_are_told_of_a_lost_rank_and_the_cluster_goe
     assert [cluster.decoding(name).order.rank for name in "ab"] == [3, 3]
 
 
+def statuses(cluster: Cluster, since: int, gateway: str = "gateway-0") -> list[m.ClusterStatus]:
+    """What a gateway was told of the cluster after the first `since` messages."""
+    sent = cluster.hub.sent[since:]
+    return [one for peer, one in sent if peer == gateway and isinstance(one, m.ClusterStatus)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "duty"), [((1,), "prefill"), ((3, 2), "decode"), ((4,), "store"), ((4, 1), "prefill or store")]
+)
+def test_gateways_are_told_that_no_rank_is_left_for_a_duty_and_later_ones_too(
+    ranks: tuple[int, ...], duty: str
+) -> None:
+    cluster = Cluster(wait_for_rank_s=0.0)
+    since = len(cluster.hub.sent)
+    for rank in ranks:
+        assert all(status.serves for status in statuses(cluster, since)) or duty == "prefill or store"
+        cluster.loses(rank)
+    why = f"no rank is left that can {duty}"
+    *_, status = statuses(cluster, since)
+    assert (status.ready, status.serves, status.detail) == (True, False, why)
+    assert len(status.degraded) == len(ranks)
+    (refused,) = cluster.tell("gateway-0", submit("a", TOKENS))
+    assert (refused.reason, refused.kind) == (why, "unavailable")
+    assert cluster.count("requests_rejected_total") == 1
+
+    since = len(cluster.hub.sent)
+    cluster.tell("gateway-1", m.GatewayHello("gateway-1", ["ipc://next"]))
+    assert statuses(cluster, since, "gateway-1") == [status]
+    assert all(one.ready for one in cluster.hub.to_steward if isinstance(one, m.Readiness) and one.closed)
+    assert cluster.role.stop is None
+
+
 def test_of_the_last_metrics_of_a_lost_rank_the_counters_alone_stay() -> None:
     cluster = Cluster()
     for rank in (2, 3):

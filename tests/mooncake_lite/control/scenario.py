@@ -155,8 +155,9 @@ class Scenario:
             self._context.orders.append(effect)
             words.append(f"rank {effect.rank}")
         match effect:
-            case fx.Reject(request_id, reason, retry_after_s):
-                words += [request_id, f"after {retry_after_s:g} s:", reason]
+            case fx.Reject(request_id, reason, retry_after_s, kind):
+                words += [request_id, *([kind] if kind != "overload" else [])]
+                words += [f"after {retry_after_s:g} s:", reason]
             case fx.Release(request_id):
                 words += [request_id]
             case fx.Moved():
@@ -218,7 +219,7 @@ class Scenario:
                 words += [f"bad {self._named([bad.key for bad in effect.bad])}"] if effect.bad else []
                 words += [f"({effect.problem})"] if effect.problem else []
             case fx.Readiness():
-                words += ["ready" if effect.ready else f"missing {effect.missing}"]
+                words += [effect.closed or "ready" if effect.ready else f"missing {effect.missing}"]
             case fx.WakeAt(time):
                 self._alarm = time
                 words += [f"in {time - self.now:.3f} s"]

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.quick
     [(0.0, "1"), (-5.0, "1"), (1.2, "2"), (30.0, "30"), (math.inf, "3600"), (math.nan, "1")],
 )
 def test_retry_after_is_whole_seconds_from_one_to_an_hour(seconds: float, header: str) -> None:
-    assert error_headers(Refused("full", seconds)) == {"Retry-After": header}
+    for error in (Refused("full", seconds), Unavailable("no rank is left", seconds)):
+        assert error_headers(error) == {"Retry-After": header}
+    assert error_headers(Unavailable("stopping")) == {}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import select
@@ -24,6 +25,8 @@ import zmq
 from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.gateway.cluster_view import ClusterView
+from mooncake_lite.gateway.exposition import GatewayGauges
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.rank_process import RankFile
 from tests.mooncake_lite.gateway.conftest import Start
@@ -32,6 +35,7 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     FakeCluster,
     GatewayProcess,
     answer,
+    echo,
     first_token_only,
     posted,
 )
@@ -96,11 +100,67 @@ def test_health_stays_200_and_lists_what_does_not_work_as_it_should(start: Start
         pass
 
 
+def test_health_is_503_while_no_rank_is_left_for_a_duty_although_requests_are_taken_and_streams_go_on(
+    start: Start,
+) -> None:
+    gateway, cluster = start()
+    why = "no rank is left that can prefill"
+    cluster.behaviour = first_token_only
+    with gateway.http.stream("POST", "/v1/completions", json=BODY) as stream:
+        lines = stream.iter_lines()
+        data_of(lines)
+        begun = cluster.wait_for(m.Submit)
+        cluster.tell_gateway(m.ClusterStatus(True, why, ["rank 1 (prefill) died"], serves=False))
+        health = gateway.wait_health(503)
+        assert (health["status"], health["detail"]) == ("unavailable", why)
+        assert pings(gateway) == [(503, b""), (503, b"")]
+        assert "mooncake_lite_ready 0.0" in gateway.http.get("/metrics").text.splitlines()
+
+        cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
+            m.Reject(submit.request.request_id, why, 4.2, "unavailable")
+        )
+        for body in (BODY, {"prompt": ["hello", "world"]}):
+            refused = gateway.http.post("/v1/completions", json=body)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            error = refused.json()["error"]
+            expected = {"message": why, "type": "server_error", "param": None, "code": "service_unavailable"}
+            assert error == expected
+
+        cluster.tell_gateway(m.ClusterStatus(True, "ready"))
+        assert gateway.wait_health(200)["status"] == "ok"
+        cluster.behaviour = echo
+        assert gateway.http.post("/v1/completions", json={"prompt": "hello"}).status_code == 200
+        rest = m.Tokens(begun.request.request_id, 1, begun.body.token_ids[1:], "stop")
+        cluster.do(lambda: cluster.tokens(2, rest))
+        assert data_of(lines)["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.quick
+def test_before_the_first_answer_of_the_conductor_its_metrics_are_infinitely_old(run_dir: Path) -> None:
+    """Not as old as the gateway: an alert on their age must not wait when none have ever come."""
+    settings_file(run_dir)
+    view = ClusterView(read_settings(run_dir), lambda reason, grace_s: None)
+    values = {
+        family.name: family.samples[0].value
+        for family in GatewayGauges(view, "x").collect()
+        if family.samples
+    }
+    view.disconnect()
+    assert values["mooncake_lite_cluster_metrics_age_seconds"] == math.inf
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_flood_of_scrapes_and_the_pings_ask_the_conductor_once_per_kept_time(
     start: Start, silent: bool
 ) -> None:
     gateway, cluster = start()
+
+    def age_s() -> float:
+        reply = gateway.http.get("/metrics")
+        assert reply.status_code == 200
+        return float(re.findall(r"^mooncake_lite_cluster_metrics_age_seconds (\S+)$", reply.text, re.M)[0])
+
+    assert wait_until(lambda: age_s() < math.inf, LIMIT_S), "the conductor never answered"
     cluster.forget()
     cluster.silent = silent
 
@@ -109,10 +169,7 @@ def test_a_flood_of_scrapes_and_the_pings_ask_the_conductor_once_per_kept_time(
 
     def scrape(_: int) -> None:
         while len(asked()) < 3:
-            reply = gateway.http.get("/metrics")
-            assert reply.status_code == 200
-            age_s = re.findall(r"^mooncake_lite_cluster_metrics_age_seconds (\S+)$", reply.text, re.M)[0]
-            assert silent or float(age_s) < patient(1.0)
+            assert age_s() < patient(1.0) or silent
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(scrape, range(8)))

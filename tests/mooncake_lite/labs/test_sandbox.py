@@ -50,19 +50,41 @@ def python(tree: Path, program: str, limits: Limits = LIMITS, *, proc: bool = Fa
     return ended.code, ended.output.strip(), ended.reason
 
 
+def way_to_the_interpreter() -> dict[str, list[str]]:
+    """{folder: all that it shows} for /tmp, and for the folders below it that lead to the interpreter."""
+    shown: dict[str, set[str]] = {"/tmp": set()}
+    for bound, _ in sandbox._packages():
+        path = Path(bound)
+        while path.is_relative_to("/tmp") and path != Path("/tmp"):
+            shown.setdefault(str(path.parent), set()).add(path.name)
+            path = path.parent
+    return {folder: sorted(names) for folder, names in shown.items()}
+
+
 @needs_sandbox
-def test_a_program_sees_its_tree_and_can_change_nothing(tmp_path: Path) -> None:
+def test_a_program_sees_its_tree_and_can_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout may lie below /tmp. Of /tmp, the way to its virtual environment is all that is seen."""
     (tmp_path / "x").write_text("inside")
     (tmp_path / "x").chmod(0o600)
     tmp_path.chmod(0o700)
-    program = (
-        "import os\n"
-        "print(open('x').read(), os.getuid(), os.listdir('/tmp'), os.path.exists('/etc/shadow'))\n"
-        "for path in ('/lab/y', '/usr/y', '/etc/passwd', '/y'):\n"
-        "    try: open(path, 'w')\n"
-        "    except OSError as error: print(error.errno)\n"
-    )
-    assert python(tmp_path, program) == (0, "inside 1000 [] False\n30\n30\n30\n30", "")
+    with tempfile.TemporaryDirectory(dir="/tmp") as checkout:
+        (Path(checkout) / "tests").mkdir()
+        (Path(checkout) / ".venv").mkdir()
+        bound = [*sandbox._packages(), (f"{checkout}/.venv",) * 2]
+        monkeypatch.setattr(sandbox, "_packages", lambda: bound)
+        way = way_to_the_interpreter()
+        assert way[checkout] == [".venv"]
+        program = (
+            "import os\n"
+            "print(open('x').read(), os.getuid(), os.path.exists('/etc/shadow'))\n"
+            f"print({{folder: sorted(os.listdir(folder)) for folder in {list(way)}}})\n"
+            "for path in ('/lab/y', '/usr/y', '/etc/passwd', '/y'):\n"
+            "    try: open(path, 'w')\n"
+            "    except OSError as error: print(error.errno)\n"
+        )
+        assert python(tmp_path, program) == (0, f"inside 1000 False\n{way}\n30\n30\n30\n30", "")
 
 
 @needs_sandbox

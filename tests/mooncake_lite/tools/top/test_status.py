@@ -57,11 +57,19 @@ def test_losses_are_told_and_end_with_1(capsys: pytest.CaptureFixture[str]) -> N
     assert [rank["number"] for rank in found["ranks"]] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_cluster_that_starts_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    missing = "not ready: " + ", ".join(f"{rank} (decode)" for rank in range(2, 9))
-    with serving(text(health("starting", missing), 503), text(metrics())) as server:
+@pytest.mark.parametrize(
+    ("status", "missing"),
+    [
+        ("starting", "not ready: " + ", ".join(f"{rank} (decode)" for rank in range(2, 9))),
+        ("unavailable", "no rank is left that can decode"),
+    ],
+)
+def test_a_cluster_that_does_not_serve_says_what_is_missing(
+    status: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(text(health(status, missing), 503), text(metrics())) as server:
         assert main(["cluster", "status", "--url", server.url]) == 1
-    assert capsys.readouterr().out.startswith(f"starting: {missing}\n")
+    assert capsys.readouterr().out.startswith(f"{status}: {missing}\n")
 
 
 @pytest.mark.parametrize(
