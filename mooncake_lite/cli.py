@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import click
 
 from mooncake_lite import __version__
-from mooncake_lite.errors import ClusterError, UserError
+from mooncake_lite.errors import ClusterError, RequestError, UserError
 from mooncake_lite.launch.place import world_from_environment
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except click.ClickException as error:
         return _complain(error.format_message(), 2)
-    except UserError as error:
+    except (UserError, RequestError) as error:  # the second: a prompt that the model cannot take
         return _complain(str(error), 2)
     except ClusterError as error:
         return _complain(str(error), 1)

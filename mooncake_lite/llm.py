@@ -14,6 +14,7 @@ prefix cache, and neither MPI nor a pool. The programs in examples/ use it.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections import deque
@@ -31,7 +32,7 @@ from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import DEFAULT_MODEL, PAGE_TOKENS, ServeConfig
-from mooncake_lite.errors import ClusterError, ConfigError
+from mooncake_lite.errors import ClusterError, ConfigError, RequestError
 from mooncake_lite.gateway.answer import Answers
 from mooncake_lite.gateway.answer_types import ChatChoice, ChatCompletion, TextChoice, TextCompletion
 from mooncake_lite.gateway.prompt_work import Prepared, PromptWork
@@ -158,6 +159,10 @@ class LLM:
         self, kind: Kind, field: str, prompts: Sequence[Any], params: SamplingParams | None
     ) -> list[RequestOutput]:
         given = msgspec.to_builtins(params or SamplingParams(), str_keys=True)
+        biases = {f"logit_bias.{token}": bias for token, bias in given.get("logit_bias", {}).items()}
+        for name, value in (given | biases).items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON would say null: the default
+                raise RequestError(f"{name}={value} must be a finite number", param=name)
         return self._answering.answer(kind, [{field: prompt, **given} for prompt in prompts])
 
 

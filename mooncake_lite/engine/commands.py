@@ -24,7 +24,9 @@ from mooncake_lite.errors import ConfigError
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(1), help="Longest answer.")
 @click.option("--temperature", default=0.0, show_default=True, type=NumberRange(0.0, 2.0))
 @click.option("--top-p", default=1.0, show_default=True, type=NumberRange(0.0, 1.0, min_open=True))
-@click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0 keeps all.")
+@click.option(
+    "--top-k", default=0, show_default=True, type=click.IntRange(-1, 2**31 - 1), help="0 keeps all."
+)
 @click.option("--seed", default=None, type=int, help="The same seed gives the same answer.")
 @click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "bfloat16"]))
 @click.option(

@@ -99,10 +99,10 @@ class PromptWork:
         model, prompt = bodies.parse_tokenize(raw)
         check_model(model, self._settings.served_id)
         if isinstance(prompt, str):
-            ids = self._some(self.tokenizer.encode(prompt), "prompt")
+            ids = self._encode(prompt, "prompt")
         else:
             text = self.tokenizer.apply_chat_template(prompt)
-            ids = self._some(self.tokenizer.encode(text, add_special_tokens=False), "messages")
+            ids = self._encode(text, "messages", add_special_tokens=False)
         return msgspec.json.encode(TokenIds(len(ids), self._settings.max_model_len, ids))
 
     def _detokenize(self, raw: bytes) -> bytes:
@@ -203,18 +203,18 @@ class PromptWork:
         """The ids of a prompt that may fit: what cannot is refused by its length, before the long work."""
         if isinstance(prompt, str):
             self._check_length(prompt, field)
-            ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt[0], dict):
+            return self._encode(prompt, field)
+        if isinstance(prompt[0], dict):
             text = self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
             self._check_length(text, field)
-            ids = self.tokenizer.encode(text, add_special_tokens=False)
-        else:
-            ids = prompt  # type: ignore[assignment]
-            self._check_room(len(ids), field)
-            self._check_ids(ids, field)
-        return self._some(ids, field)
+            return self._encode(text, field, add_special_tokens=False)
+        ids: list[int] = prompt  # type: ignore[assignment]
+        self._check_room(len(ids), field)
+        self._check_ids(ids, field)
+        return ids
 
-    def _some(self, ids: list[int], field: str) -> list[int]:
+    def _encode(self, text: str, field: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=field)
         if not ids:
             raise RequestError("the prompt has no tokens; at least one is needed", param=field)
         return ids

@@ -6,11 +6,13 @@ Used by `bodies`. Checks ranges; ids against the vocabulary are checked in `prom
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import msgspec
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.messages import Sampling
+from mooncake_lite.model.generation_config import RANGES, range_of
 
 OPENAI = Sampling()
 """Sampling of a request that names none, if its model names none either."""
@@ -48,28 +50,18 @@ def sampling_of(body: SamplingBody, defaults: Sampling, logprobs: int) -> Sampli
     seed = secrets.randbits(63) if body.seed is None else body.seed
     if not -_INT64 <= seed < _INT64:
         raise RequestError(f"seed={seed} does not fit into 64 bits with a sign", param="seed")
-    top_k = defaults.top_k if body.top_k is None else body.top_k
-    if not -1 <= top_k < 2**31:
-        raise RequestError(f"top_k={top_k} must be -1 or 0 (off), or a number of tokens", param="top_k")
-    top_p = _number("top_p", body.top_p, defaults.top_p, 0.0, 1.0)
-    if top_p == 0.0:
-        raise RequestError("top_p=0 must be above 0 and at most 1; temperature 0 is greedy", param="top_p")
-    penalty = _number("repetition_penalty", body.repetition_penalty, defaults.repetition_penalty, 0.0, 10.0)
-    if penalty == 0.0:
-        raise RequestError("repetition_penalty=0 must be above 0; 1 is none", param="repetition_penalty")
+    named: dict[str, Any] = {
+        name: _in_range(name, getattr(body, name), getattr(defaults, name)) for name in RANGES
+    }
     min_tokens = body.min_tokens or 0
     if min_tokens < 0:
         raise RequestError(f"min_tokens={min_tokens} must be at least 0", param="min_tokens")
     return Sampling(
-        temperature=_number("temperature", body.temperature, defaults.temperature, 0.0, 2.0),
-        top_p=top_p,
-        top_k=max(0, top_k),
+        **named | {"top_k": max(0, named["top_k"])},
         # The sign bit is dropped: a counter-based generator wants a plain number of 63 bits.
         seed=seed & (_INT64 - 1),
-        min_p=_number("min_p", body.min_p, defaults.min_p, 0.0, 1.0),
-        repetition_penalty=penalty,
-        presence_penalty=_number("presence_penalty", body.presence_penalty, 0.0, -2.0, 2.0),
-        frequency_penalty=_number("frequency_penalty", body.frequency_penalty, 0.0, -2.0, 2.0),
+        presence_penalty=_added("presence_penalty", body.presence_penalty, 2.0),
+        frequency_penalty=_added("frequency_penalty", body.frequency_penalty, 2.0),
         logit_bias=_biases(body.logit_bias or {}),
         min_tokens=min_tokens,
         logprobs=logprobs,
@@ -93,10 +85,20 @@ def top_logprobs(name: str, count: int) -> int:
     return count
 
 
-def _number(name: str, given: float | None, default: float, low: float, high: float) -> float:
+def _in_range(name: str, given: float | None, default: float) -> float:
+    """A parameter that a model can name, too."""
     value = default if given is None else given
+    low, high = RANGES[name]
     if not low <= value <= high:
-        raise RequestError(f"{name}={value:g} must be from {low:g} to {high:g}", param=name)
+        raise RequestError(f"{name}={value:.10g} must be {range_of(name)}", param=name)
+    return value
+
+
+def _added(name: str, given: float | None, most: float) -> float:
+    """A number that is added to logits. A tiny one, which is 0 in float32, changes nothing."""
+    value = given or 0.0
+    if not -most <= value <= most:
+        raise RequestError(f"{name}={value:g} must be from {-most:g} to {most:g}", param=name)
     return value
 
 
@@ -109,5 +111,5 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
     for name, value in given.items():
         if not (name.isascii() and name.isdigit() and len(name) < 10):
             raise RequestError(f"logit_bias: {name[:20]!r} is no token id", param="logit_bias")
-        found[int(name)] = _number(f"logit_bias.{name}", value, 0.0, -100.0, 100.0)
+        found[int(name)] = _added(f"logit_bias.{name}", value, 100.0)
     return found

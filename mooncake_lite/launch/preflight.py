@@ -47,28 +47,57 @@ JOB_SYSTEMS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundModel:
-    """A model's sizes. weights_bytes: of its files, mapped once and shared by the ranks of a node."""
+    """A model's sizes.
+
+    weights_bytes   of its files, mapped once and shared by the ranks of a node
+    warnings        what is allowed and may still not be right in its folder, one line each
+    """
 
     config: ModelConfig
     weights_bytes: int
+    warnings: tuple[str, ...] = ()
 
 
 def find_model(config: ServeConfig) -> FoundModel:
-    """Resolve the model (the default one is pulled when it is missing) and read its sizes.
+    """Resolve the model (the default one is pulled when it is missing) and read its folder as ranks do.
 
-    Raises ModelError or CacheError; also when it does not have the weights that are asked for. Raises
-    ConfigError when a profile is of another model, or an emulated engine has none; that needs no weights.
+    Of the weights it reads the headers alone. Raises ModelError or CacheError; also when the folder does not
+    have the weights that are asked for. Raises ConfigError when a profile is of another model, or an emulated
+    engine has none; that needs no weights.
     """
+    from mooncake_lite.model.generation_config import default_sampling
     from mooncake_lite.model.progress import resolve_visibly
+    from mooncake_lite.model.tokenizer import load_tokenizer
+    from mooncake_lite.model.weights import check_weights
 
     folder = resolve_visibly(config.model)
     sizes = load_config(folder)
     if config.profile or config.engine == "emulated":
         profile_of(config, folder, sizes)
-    if config.engine == "emulated":
-        return FoundModel(config=sizes, weights_bytes=0)
-    files = weight_source(folder, config.weights, config.dtype, config.device).files
-    return FoundModel(config=sizes, weights_bytes=sum(file.stat().st_size for file in files))
+    files: tuple[Path, ...] = ()
+    if config.engine != "emulated":
+        source = weight_source(folder, config.weights, config.dtype, config.device)
+        check_weights(source, sizes)
+        files = source.files
+    default_sampling(folder)
+    unembedded = load_tokenizer(folder).unembedded()
+    return FoundModel(
+        config=sizes,
+        weights_bytes=sum(file.stat().st_size for file in files),
+        warnings=_about(folder / "tokenizer.json", unembedded, sizes),
+    )
+
+
+def _about(path: Path, unembedded: dict[int, str], sizes: ModelConfig) -> tuple[str, ...]:
+    """Return a warning about tokens of which the model has no embedding, if there are any."""
+    if not unembedded:
+        return ()
+    first = min(unembedded)
+    return (
+        f"{path}: added_tokens has {len(unembedded)} tokens that the model lacks, the first is "
+        f"{unembedded[first]!r} with the id {first} (vocab_size={sizes.vocab_size} in config.json); prompts "
+        "with them will be refused",
+    )
 
 
 def preflight(
@@ -100,7 +129,7 @@ def preflight(
     roles = roles_here(config)
     check_shared_memory(config, model, machine, roles)
     check_memory(config, model, machine, roles)
-    return warnings(config)
+    return [*warnings(config), *model.warnings]
 
 
 def warnings(config: ServeConfig) -> list[str]:

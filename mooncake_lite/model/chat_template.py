@@ -35,7 +35,9 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (
+            Exception
+        ) as error:  # Python compiles what Jinja makes of it, and may refuse: {% break %} alone
             raise ModelError(f"{origin}: the chat template is not valid: {_one_line(error)}") from None
         self._special = special
 

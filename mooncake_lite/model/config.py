@@ -130,7 +130,7 @@ def load_config(folder: Path) -> ModelConfig:
         mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
         windows=_windows(fields, family),
-        eos_ids=_eos_ids(folder, raw),
+        eos_ids=_eos_ids(folder, raw, fields.size("vocab_size")),
     )
 
 
@@ -142,7 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path.parent} has no {path.name}; a Hugging Face model folder is needed") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path} must hold a JSON object, not {type(data).__name__}")
@@ -164,10 +164,10 @@ class _Fields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number; `default` (where there is one) when absent or null."""
+        """A positive number that float32 has; `default` (where there is one) when absent or null."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ModelError(f"{self.path}: {name}={value!r} must be a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e38:
+            raise ModelError(f"{self.path}: {name}={value!r} must be a number above 0 and below 1e38")
         return float(value)
 
     def _value(self, name: str, default: float | None) -> Any:
@@ -182,12 +182,12 @@ def _family(raw: dict[str, Any], path: Path) -> str:
     """The model_type, checked with the architecture: a classifier of the family is not a language model."""
     family = raw.get("model_type")
     supported = ", ".join(FAMILIES)
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(f"{path}: model_type {family!r} is not supported; supported are {supported}")
     named = raw.get("architectures") or [FAMILIES[family]]
-    if FAMILIES[family] not in named:
+    if not isinstance(named, list) or FAMILIES[family] not in named:
         raise ModelError(
-            f"{path}: architectures {named} are not supported; of {family}, {FAMILIES[family]} is"
+            f"{path}: architectures {named!r} are not supported; of {family}, {FAMILIES[family]} is"
         )
     return family
 
@@ -265,15 +265,18 @@ def _rope(raw: dict[str, Any], fields: _Fields, path: Path) -> tuple[float, Llam
     return theta, scaling
 
 
-def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+def _eos_ids(folder: Path, raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
     """The end tokens: generation_config.json has the last word, config.json the first."""
-    path = folder / "generation_config.json"
-    named = raw.get("eos_token_id")
-    if path.exists():
-        named = read_json(path).get("eos_token_id", named)
+    path, named = folder / "config.json", raw.get("eos_token_id")
+    own = folder / "generation_config.json"
+    if own.exists() and "eos_token_id" in (generation := read_json(own)):
+        path, named = own, generation["eos_token_id"]
     if named is None:
         return ()
     ids = named if isinstance(named, list) else [named]
-    if not all(type(item) is int and item >= 0 for item in ids):
-        raise ModelError(f"{folder}: eos_token_id={named!r} must be a token id or a list of them")
+    if not all(type(item) is int and 0 <= item < vocab_size for item in ids):
+        raise ModelError(
+            f"{path}: eos_token_id={named!r} must be a token id or a list of them, from 0 to "
+            f"{vocab_size - 1} (vocab_size={vocab_size} in config.json)"
+        )
     return tuple(sorted(set(ids)))

@@ -58,7 +58,7 @@ def token_bytes(description: dict[str, Any]) -> TokenBytes | None:
     # A byte-level vocabulary writes each byte as one character.
     lengths = [len(token) if byte_level else len(token.encode()) for token in vocabulary]
     lengths += [len(token["content"].encode()) for token in added]
-    return TokenBytes(math.ceil(max(CHARACTER_BYTES, *lengths) * shrinking), dropped)
+    return TokenBytes(math.ceil(max([CHARACTER_BYTES, *lengths]) * shrinking), dropped)
 
 
 def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:

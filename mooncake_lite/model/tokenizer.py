@@ -6,6 +6,7 @@ folder is ever run: the tokenizer is data, the template runs in a sandbox. Expla
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -34,14 +35,23 @@ class Tokenizer:
     """The tokenizer of one model. Use `load_tokenizer`.
 
     eos_ids     token ids that end an answer, ascending
+    vocab_size  rows of the model's embedding: the ids that the model knows are below it. The tokenizer may
+                have fewer ids, or gaps between them
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, eos_ids: tuple[int, ...], template: ChatTemplate | None):
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        eos_ids: tuple[int, ...],
+        template: ChatTemplate | None,
+        vocab_size: int,
+    ):
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
         self._template = template
         self.eos_ids = eos_ids
+        self.vocab_size = vocab_size
         description = json.loads(inner.to_str())
         self._byte_ids = _fallback_byte_ids(inner, description)
         self._token_bytes = token_bytes(description)
@@ -49,18 +59,30 @@ class Tokenizer:
             token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
         )
 
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that text can turn into; a model's embedding may have more rows."""
-        return self._inner.get_vocab_size(with_added_tokens=True)
+    def unembedded(self) -> dict[int, str]:
+        """Return the tokens of which the model has no embedding, by id."""
+        return {i: token for token, i in self._inner.get_vocab().items() if i >= self.vocab_size}
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Token ids of a text. add_special_tokens adds what the model wants around a plain text (BOS);
         False for the text of a chat template, which has brought it along. Half of a surrogate pair, which
-        JSON can carry but UTF-8 cannot, becomes "?". Other threads run meanwhile."""
+        JSON can carry but UTF-8 cannot, becomes "?". Other threads run meanwhile. Raises RequestError, with
+        this `param`, for a text that the tokenizer cannot read, or of which the model lacks a token."""
         text = text.encode(errors="replace").decode()
-        # encode() has the same result and keeps the interpreter's lock.
-        return self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            # encode() has the same result and keeps the interpreter's lock.
+            ids = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except Exception as error:
+            if type(error) is not Exception:  # the library raises plain Exception
+                raise
+            raise RequestError(f"the tokenizer cannot read this text: {error}", param=param) from None
+        if (last := max(ids, default=0)) >= self.vocab_size:
+            raise RequestError(
+                f"the text has the token {self._inner.id_to_token(last)!r}, and its id {last} is not in the "
+                f"model's vocabulary, 0 to {self.vocab_size - 1}",
+                param=param,
+            )
+        return ids
 
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that encode(text) is sure to have, by its length alone; 0 when there is none."""
@@ -148,7 +170,8 @@ class Detokenizer:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer and chat template of a model folder.
 
-    Raises ModelError when there is no tokenizer.json, or one of the files is damaged.
+    Raises ModelError when there is no tokenizer.json, one of the files is damaged, or the model has no
+    embedding of tokens that ordinary text or every prompt has.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -160,7 +183,34 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{path} cannot be read: {error}") from None
-    return Tokenizer(inner, load_config(folder).eos_ids, _load_template(folder))
+    config = load_config(folder)
+    tokenizer = Tokenizer(inner, config.eos_ids, _load_template(folder), config.vocab_size)
+    _check_ids(path, inner, tokenizer)
+    return tokenizer
+
+
+def _check_ids(path: Path, inner: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
+    """Hold the ids of a tokenizer against the embedding. Raises ModelError.
+
+    The ids of ordinary text, of what stands around every text, and of the chat template must be embedded. An
+    added token that is not is refused in the prompts that have it: some published folders have an unused one.
+    """
+    if not inner.get_vocab_size():
+        raise ModelError(f"{path} has no tokens; save the tokenizer of this model again")
+    fix = f"(vocab_size={tokenizer.vocab_size} in config.json); use the tokenizer.json of this model"
+    unembedded = tokenizer.unembedded()
+    if ordinary := unembedded.keys() - inner.get_added_tokens_decoder().keys():
+        raise ModelError(f"{path}: model.vocab has ids up to {max(ordinary)}, the model has fewer {fix}")
+    samples = [("post_processor", "", True)]
+    if unembedded:
+        with contextlib.suppress(RequestError):  # no template, or one that wants another conversation
+            text = tokenizer.apply_chat_template([{"role": "user", "content": ""}])
+            samples.append(("added_tokens, in the chat template", text, False))
+    for key, text, is_plain in samples:
+        try:
+            tokenizer.encode(text, add_special_tokens=is_plain)
+        except RequestError as error:
+            raise ModelError(f"{path}: {key}: {error.message} {fix}") from None
 
 
 def _load_template(folder: Path) -> ChatTemplate | None:
@@ -176,8 +226,8 @@ def _load_template(folder: Path) -> ChatTemplate | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{jinja_path} cannot be read: {error}") from None
     if isinstance(source, list):  # several by name
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
+        named = [item for item in source if isinstance(item, dict) and item.get("name") == "default"]
+        source = named[-1].get("template") if named else None
     if source is None:
         return None
     if not isinstance(source, str):

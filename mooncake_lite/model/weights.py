@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from kernels_numba.linear_blocks import GgufRows
+    from mooncake_lite.model.gguf_tensors import GgufTensor
 
 STORED = ("F32", "BF16", "F16")
 """Formats of the safetensors standard that are weights and not codes of a quantiser."""
@@ -144,25 +145,42 @@ def _names(stage: Stage, config: ModelConfig) -> list[str]:
     return [name for name in expected_shapes(config) if name.startswith(tuple(prefixes))]
 
 
+def check_weights(source: WeightSource, config: ModelConfig) -> None:
+    """Hold the headers of the files against the sizes of the model. Errors as in load_weights."""
+    if source.tensors:
+        with ExitStack() as stack:
+            _open_tensors(source.tensors, config, "np", stack)
+    if source.blocks is not None:
+        _find_blocks(source.blocks, config, list(expected_shapes(config)))
+
+
 def _read_tensors(paths: tuple[Path, ...], config: ModelConfig) -> dict[str, torch.Tensor]:
     """Every tensor of the model by name, as stored: views of the mapped files. Errors as in load_weights."""
+    with ExitStack() as stack:
+        files = _open_tensors(paths, config, "pt", stack)
+        return {name: file.get_tensor(name) for name, file in files.items()}
+
+
+def _open_tensors(
+    paths: tuple[Path, ...], config: ModelConfig, framework: str, stack: ExitStack
+) -> dict[str, Any]:
+    """The open file of each tensor, by the tensor's name. Errors as in load_weights."""
     from safetensors import SafetensorError, safe_open
 
     expected, folder = expected_shapes(config), paths[0].parent
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Any] = {}
     unknown: list[str] = []
-    with ExitStack() as stack:
-        for path in paths:
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} cannot be read: {error}") from None
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                if name in expected:
-                    _check_tensor(path, name, file.get_slice(name), expected[name])
-                    tensors[name] = file.get_tensor(name)
-                elif not _harmless(name, config):
-                    unknown.append(name)
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework=framework))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from None
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if name in expected:
+                _check_tensor(path, name, file.get_slice(name), expected[name])
+                tensors[name] = file
+            elif not _harmless(name, config):
+                unknown.append(name)
     missing = [name for name in expected if name not in tensors]
     if missing:
         raise ModelError(f"{folder}: {len(missing)} tensors are missing: {_some(missing)}")
@@ -176,7 +194,8 @@ def _read_tensors(paths: tuple[Path, ...], config: ModelConfig) -> dict[str, tor
 def _check_tensor(path: Path, name: str, stored: object, expected: tuple[int, ...]) -> None:
     shape, kind = tuple(stored.get_shape()), stored.get_dtype()  # type: ignore[attr-defined]
     if shape != expected:
-        raise ModelError(f"{path}: {name} has shape {shape}; config.json asks for {expected}")
+        keys = " (vocab_size, hidden_size)" if name in ("model.embed_tokens.weight", "lm_head.weight") else ""
+        raise ModelError(f"{path}: {name} has shape {shape}; config.json asks for {expected}{keys}")
     if kind not in STORED:
         raise ModelError(f"{path}: {name} is stored as {kind}; supported are {', '.join(STORED)}")
 
@@ -195,26 +214,35 @@ def _read_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, 
 
     The processes of a node share the mapped file but for Q and K, whose rows are put in order.
     """
-    from mooncake_lite.model.convert import gguf_name, unpermuted
-    from mooncake_lite.model.gguf_tensors import gguf_tensors
+    from mooncake_lite.model.convert import unpermuted
 
-    stored = gguf_tensors(path)
     tensors: dict[str, Any] = {}
-    shapes = expected_shapes(config)
-    for name in used:
-        tensor, shape = stored.get(gguf_name(name)), shapes[name]
-        if tensor is None or tensor.shape != shape:
-            found = "missing" if tensor is None else f"of shape {tensor.shape}"
-            raise ModelError(f"{path}: {name} is {found}; config.json asks for {shape}")
-        if len(shape) == 1 and tensor.format != "F32":
-            raise ModelError(f"{path}: {name} is stored as {tensor.format}; supported is F32")
+    for name, tensor in _find_blocks(path, config, used).items():
         data = tensor.data
         if name.endswith("q_proj.weight"):
             data = unpermuted(data, config.heads)
         elif name.endswith("k_proj.weight"):
             data = unpermuted(data, config.kv_heads)
-        tensors[name] = _as_stored(tensor.format, data, shape)
+        tensors[name] = _as_stored(tensor.format, data, tensor.shape)
     return tensors
+
+
+def _find_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, GgufTensor]:
+    """The tensors that are used by name, in the mapped GGUF file. Errors as in load_weights."""
+    from mooncake_lite.model.convert import gguf_name
+    from mooncake_lite.model.gguf_tensors import gguf_tensors
+
+    stored, shapes = gguf_tensors(path), expected_shapes(config)
+    found: dict[str, GgufTensor] = {}
+    for name in used:
+        tensor, shape = stored.get(gguf_name(name)), shapes[name]
+        if tensor is None or tensor.shape != shape:
+            problem = "missing" if tensor is None else f"of shape {tensor.shape}"
+            raise ModelError(f"{path}: {name} is {problem}; config.json asks for {shape}")
+        if len(shape) == 1 and tensor.format != "F32":
+            raise ModelError(f"{path}: {name} is stored as {tensor.format}; supported is F32")
+        found[name] = tensor
+    return found
 
 
 def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.Tensor | GgufRows:

@@ -82,6 +82,10 @@ def test_several_answers_and_stop_strings(llm: LLM) -> None:
 def test_wrong_requests_and_options_say_what_would_be_right(llm: LLM, folder: Path) -> None:
     with pytest.raises(RequestError, match="temperature=9 must be from 0 to 2"):
         llm.generate("<5>", SamplingParams(temperature=9))
+    with pytest.raises(RequestError, match="repetition_penalty=1e-38 must be from 1e-06 to 10"):
+        llm.generate("<5>", SamplingParams(repetition_penalty=1e-38))
+    with pytest.raises(RequestError, match="token id 199 is not in the vocabulary, 0 to 198"):
+        llm.generate([5, 199], GREEDY)
     with pytest.raises(RequestError, match="at least one is needed"):
         llm.generate("")
     with pytest.raises(ConfigError, match=r"n=16 answers may need .* give more kv_cache_bytes"):
@@ -156,6 +160,20 @@ def test_what_is_no_answer_is_told_in_one_line(
 ) -> None:
     with pytest.raises(ClusterError, match=problem):
         of_a_server(monkeypatch, answer).generate("a")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_is_refused_as_every_wrong_number_is(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = of_a_server(monkeypatch)  # which is never asked
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"):
+        with pytest.raises(RequestError, match=f"{name}={value} must be a finite number") as caught:
+            llm.generate("a", SamplingParams(**{name: value}))
+        assert caught.value.param == name
+    with pytest.raises(RequestError, match="must be a finite number") as caught:
+        llm.generate("a", SamplingParams(logit_bias={"1": 1.0, "7": value}))
+    assert caught.value.param == "logit_bias.7"
 
 
 def test_importing_the_package_alone_is_light() -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from mooncake_lite.cli import main
 from mooncake_lite.engine import commands, compiling, local
 from mooncake_lite.errors import ModelError
+from tests.mooncake_lite.model.sound_folder import add_token, rewrite, sound_folder
 
 
 @pytest.mark.quick
@@ -35,6 +36,21 @@ def test_what_is_no_number_is_refused_before_a_model_is_looked_for(
 ) -> None:
     assert main(["generate", "Hello", "--model", "/nonexistent", option, "nan"]) == 2
     assert f"Invalid value for '{option}': nan is not in the range" in capsys.readouterr().err
+
+
+@pytest.mark.quick
+def test_a_prompt_that_the_model_cannot_take_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = sound_folder(tmp_path / "model")
+    add_token(folder, "<|tool|>")
+    assert main(["generate", "say <|tool|>", "--model", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mooncake-lite: error: the text has the token '<|tool|>', and its id ")
+    assert said.count("\n") == 1
+    rewrite(folder, "tokenizer_config.json", chat_template=...)
+    assert main(["generate", "hello", "--model", str(folder)]) == 2
+    assert "error: this model has no chat template" in capsys.readouterr().err
 
 
 def test_a_pull_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

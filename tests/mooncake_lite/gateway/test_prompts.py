@@ -113,7 +113,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(prompts: Pr
 class NeverTokenises(Tokenizer):
     """A tokenizer that must not be asked for tokens."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "") -> list[int]:
         raise AssertionError(f"{len(text)} characters were tokenised")
 
 

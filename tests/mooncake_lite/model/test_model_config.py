@@ -95,7 +95,7 @@ def test_the_end_tokens_of_generation_config_win(tmp_path: Path) -> None:
     assert load_config(folder).eos_ids == (2,)
 
     (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
-    with pytest.raises(ModelError, match="eos_token_id='</s>' must be a token id"):
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id='</s>' must be a token id"):
         load_config(folder)
 
 
@@ -124,6 +124,11 @@ REFUSED = [
     ({"hidden_size": "64"}, "hidden_size='64' must be a whole number"),
     ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be a whole number of at least 1"),
     ({"rms_norm_eps": -1}, "rms_norm_eps=-1 must be a number above 0"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps=inf must be a number above 0"),
+    ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
+    ({"architectures": 7}, "architectures 7 are not supported"),
+    ({"eos_token_id": 100}, r"config.json: eos_token_id=100 must be .* from 0 to 99 \(vocab_size=100"),
+    ({"eos_token_id": [2, -1]}, r"config.json: eos_token_id=\[2, -1\] must be"),
     ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3 key/value heads"),
     ({"head_dim": 15}, "head_dim=15 is odd"),
 ]
@@ -166,7 +171,7 @@ def test_a_window_holds_in_the_layers_that_the_family_says(tmp_path: Path) -> No
     assert windows(**QWEN3, **on, layer_types=kinds) == (None, 128, None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "{", "\xff", "[" * 100_000])
 def test_a_config_that_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
 

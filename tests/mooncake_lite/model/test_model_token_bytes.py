@@ -96,7 +96,7 @@ _MADE: dict[str, Tokenizer] = {}
 
 def made(shape: str) -> Tokenizer:
     if shape not in _MADE:
-        _MADE[shape] = Tokenizer(SHAPES[shape](), (0,), None)
+        _MADE[shape] = Tokenizer(SHAPES[shape](), (0,), None, 2**20)
     return _MADE[shape]
 
 
@@ -148,7 +148,7 @@ UNBOUNDED: dict[str, Callable[[], Inner]] = {
 def test_a_tokenizer_that_may_shrink_a_text_at_will_has_no_bound(kind: str) -> None:
     inner = UNBOUNDED[kind]()
     assert bound(inner) is None
-    assert Tokenizer(inner, (0,), None).fewest_tokens("a" * 1000) == 0
+    assert Tokenizer(inner, (0,), None, 2**20).fewest_tokens("a" * 1000) == 0
 
 
 @pytest.mark.parametrize(("composed", "apart"), [("NFC", "NFD"), ("NFKC", "NFKD")])

@@ -30,7 +30,7 @@ def byte_level() -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
-    return Tokenizer(inner, (260,), None)
+    return Tokenizer(inner, (260,), None, 261)
 
 
 def byte_fallback() -> Tokenizer:
@@ -41,7 +41,7 @@ def byte_fallback() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     inner.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
-    return Tokenizer(inner, (264,), None)
+    return Tokenizer(inner, (264,), None, 265)
 
 
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
@@ -137,6 +137,11 @@ def test_a_template_cannot_leave_its_sandbox(attack: str) -> None:
         render(attack)
 
 
+def test_a_template_that_python_refuses_to_compile_is_refused_too() -> None:
+    with pytest.raises(ModelError, match=r"here: the chat template is not valid: 'break' outside loop"):
+        ChatTemplate("{% break %}", {}, "here")
+
+
 def test_a_template_that_is_not_jinja_is_refused_when_it_is_loaded() -> None:
     with pytest.raises(ModelError, match=r"here: the chat template is not valid: .*unknown tag 'fo'"):
         ChatTemplate("{% fo m in messages %}", {}, "here")
@@ -162,7 +167,7 @@ def test_a_folder_without_a_template_encodes_but_does_not_chat(folder: Path) -> 
 
     assert tokenizer.encode("abab") == [0, 1, 0, 1]  # the truncation that tokenizer.json asks for is not ours
     assert tokenizer.eos_ids == (1,)
-    assert tokenizer.vocab_size == 2
+    assert tokenizer.vocab_size == 8  # the rows of the embedding; the tokenizer has two
     with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
 

