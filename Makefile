@@ -32,7 +32,8 @@ help:
 	@echo "make test    install and run every test"
 	@echo "make check   format, lint, types, import arrows, quick tests (about a minute)"
 	@echo "make bench   run the benchmarks that there are; JSON into bench-results/"
-	@echo "make soak    random tests with 50 times their examples, a million requests with faults; new ones each time"
+	@echo "make soak    random tests with 50 times their examples, a million requests with faults, 15,000 with drawn"
+	@echo "             parameters; new ones each time"
 	@echo "make venv    only install"
 	@echo "make clean   remove .venv, caches and results; pulled models stay (mooncake-lite cache clear)"
 

@@ -40,6 +40,7 @@ LONG = (
     "tests/mooncake_lite/model/test_model_forward.py",
     "tests/kernels_numba/test_cuda.py",
     "tests/tutorials/test_tutorials.py",
+    "tests/cluster/test_poison.py",
     "tests/cluster/test_families.py",
     "tests/mooncake_lite/model/test_model_default.py",
     "tests/cluster/test_demo.py",

@@ -28,11 +28,16 @@ FLAGS = ["--threads", "1", *SIZES]
 def tiny_folder(family: str, folder: Path, context: int = CONTEXT) -> Path:
     """A model of a family; token 7 is written <7>, so equal texts are equal tokens."""
     tiny_model(family, folder, vocab_size=VOCABULARY, max_position_embeddings=context, **FAMILIES[family])
+    words().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def words() -> Tokenizer:
+    """A tokenizer that writes token 7 as <7>."""
     inner = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens([AddedToken(f"<{i}>", special=True, normalized=False) for i in (1, 2)])
-    inner.save(str(folder / "tokenizer.json"))
-    return folder
+    return inner
 
 
 def prompts(count: int = 8) -> list[list[int]]:
