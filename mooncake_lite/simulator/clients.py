@@ -377,7 +377,7 @@ class Clients:
                 self._world.forget(request)
         else:
             request.told.append(type(effect).__name__)
-            request.cause = re.sub(r"\d[\d.,]*", "N", effect.reason)
+            request.cause = getattr(effect, "code", "") or re.sub(r"\d[\d.,]*", "N", effect.reason)
             for sibling in self._family(client_id_of(request.request_id)):
                 sibling.cancelled = sibling.cancelled or sibling is not request
             has_tokens = any(map(request.answer, range(request.n)))
@@ -394,7 +394,8 @@ class Clients:
     def _check_answers(self, request: Request) -> None:
         """Assert that a client has its whole answers, and no token of another one.
 
-        Answers that are not wanted, or whose request failed, may end too soon.
+        Answers that are not wanted, or whose request failed, may end too soon. One with a token that cannot
+        be computed ends there.
         """
         family = self._family(request.request_id)
         wanted = all(one.ends == ["finished"] and not one.cancelled for one in family)
@@ -404,6 +405,11 @@ class Clients:
             if wanted and branch not in request.dropped:
                 assert branch in request.whole, f"{request.request_id}, branch {branch} has no end"
                 assert answer == expected, f"{request.request_id}, branch {branch}: tokens are missing"
+
+        if (poison := request.poison) is not None and poison.answered >= 0:
+            got = len(request.answer(poison.branch))
+            whole = request.cause == poison.code and request.gateway == self.gateway and not self._world.dead
+            assert poison.answered * whole <= got <= poison.answered, f"{got} tokens with {poison}"
 
     def check_ends(self) -> None:
         """Assert that every request has had one end, and every command that was not abandoned."""

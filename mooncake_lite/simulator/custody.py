@@ -375,7 +375,12 @@ class Custody(Uses):
         return event.request_id if body is None or body.body.n == 1 else f"{event.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:
+        """End the uses of a job and of its branches that swap, but not of one that goes on alone."""
         self._end(_work(event), late=event.may_still_write)
+        first, work = f"{event.request_id}{BRANCH_MARK}", (event.rank, event.attempt)
+        for key in [key for key in self._uses if key[0] == "swap" and key[1::2] == work]:
+            if str(key[2]).startswith(first) and not self._of(str(key[2])).attempt:
+                self._end(key, late=event.may_still_write)
 
     def _puts_ended(self, event: ev.PutsEnded) -> None:
         for object_id in event.object_ids:

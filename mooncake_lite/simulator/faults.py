@@ -16,7 +16,10 @@ SLOW_STORE_S = (121.0, 220.0)
 late bytes for 120 s more."""
 
 
-FIXED = ("slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready", "conductor_lost", "flipped")
+FIXED = (
+    "slow_link_s", "may_still_write", "rank_lost", "unreachable", "unready", "conductor_lost", "flipped",
+    "poisoned",
+)  # fmt: skip
 """Not drawn anew for each run."""
 
 
@@ -45,6 +48,7 @@ class Faults:
     conductor_lost     what is lost is the conductor
     flipped            with a request, a block in DRAM gets other bytes; readers compare all blocks then
     unready            a client does not wait until the cluster has started
+    poisoned           in a run, some requests cannot be computed
     """
 
     slow_link: float = 0.02
@@ -72,6 +76,7 @@ class Faults:
     conductor_lost: float = 0.3
     flipped: float = 0.0
     unready: float = 0.02
+    poisoned: float = 0.05
 
     @classmethod
     def none(cls) -> Faults:

@@ -99,7 +99,9 @@ class Memory:
     # ------------------------------------------------------------------------------ bytes
 
     def write(self, ref: BlockRef, content: Content) -> None:
-        """Write all bytes of a range."""
+        """Write all bytes of a range, which its writer has not given back."""
+        near = self._uses.get((ref.rank, ref.offset // self._nbytes), ())
+        assert any(use.kind != "read" and use.ref == ref for use in near), f"{ref} is not to be written"
         self.tear(ref)
         self._content[ref.rank, ref.offset] = content
         where = ref.rank, content.key
@@ -114,7 +116,7 @@ class Memory:
     def rot(self, ref: BlockRef) -> None:
         """Flip a bit of a range, which no rank notices."""
         old = self.content(ref)
-        self.write(ref, old._replace(rotten=True))
+        self._content[ref.rank, ref.offset] = old._replace(rotten=True)
 
     def flip(self, dice: Random) -> None:
         """Change the bytes of some block, so that what is computed on it changes too."""

@@ -1,7 +1,7 @@
 """A runner in virtual time: carries the steps of one rank out, with modelled seconds and transfers.
 
-Used by `computing_rank.py`, in place of `engine.Runner`. Faults are transfers that fail. Explained in
-docs/explain/control.md.
+Used by `computing_rank.py`, in place of `engine.Runner`. Faults are transfers that fail, and requests that
+cannot be computed. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from itertools import accumulate, islice
 
 from msgspec.structs import replace
 
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.profiles.compute import PassLoad, load_of
 from mooncake_lite.simulator.clock import Action
 from mooncake_lite.simulator.faults import LATE_WRITE_S
 from mooncake_lite.simulator.kv import KV, NOTHING, Content
 from mooncake_lite.simulator.surroundings import Surroundings
-from scheduler.instance import JobId, Late, Result, Step, TransferEnded
+from mooncake_lite.simulator.tokens import VOCABULARY
+from scheduler.instance import Fault, JobId, Late, Result, Step, TransferEnded
 from scheduler.instance.staging import HALVES
-from scheduler.instance.step import Chunk, Growth, LayerLoad, WriteGroup
+from scheduler.instance.step import ENGINE_ERROR, NO_TOKEN, Chunk, Growth, LayerLoad, WriteGroup
 from store.layout import check_of
 from store.objects import BlockRef
 
@@ -64,6 +66,7 @@ class VirtualRunner:
         self._last_done = 0.0
         self._lost: TransferEnded | None = None
         self._tokens: list[int] = []
+        self._faults: list[Fault] = []
         self._load = PassLoad()
         self._passes: list[tuple[float, float]] = []  # end and seconds of each pass of the step under way
 
@@ -92,7 +95,7 @@ class VirtualRunner:
             if growth.copies is not None:
                 kv.copy(growth.copies, growth.pages[0])
         self._step, self._saved = step, saved
-        self._tokens, self._passes, self._lost = [], [], None
+        self._tokens, self._passes, self._faults, self._lost = [], [], [], None
         if step.ahead is not None:
             assert step.steps == len(self._ranks) == 1, "neither leaps nor pipelines load by layers"
             self._come_in(step.ahead)
@@ -114,7 +117,8 @@ class VirtualRunner:
         for group in self._step.writes:
             if group.behind:
                 count = -(-len(group.places) // world.memory.layers)
-                world.clock.at(time, partial(self._write, group, count))
+                computed = all(one.job != group.job for one in self._faults)
+                world.clock.at(time, partial(self._write, group, count, computed))
         self._ends(time)
 
     def _when_all_can(self, begin: Action) -> None:
@@ -134,9 +138,13 @@ class VirtualRunner:
         found = [self._kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
         return self._kept(group.half, found)
 
-    def _write(self, group: WriteGroup, count: int) -> None:
-        """Begin to write a group; it takes as long as `count` blocks. They are copied as late as may be."""
-        left = partial(self._left, self._ended_halves, group.half, group.places, partial(self._blocks, group))
+    def _write(self, group: WriteGroup, count: int, computed: bool = True) -> None:
+        """Begin to write a group; it takes as long as `count` blocks. They are copied as late as may be.
+
+        computed   False: its pass has failed, and so does this
+        """
+        copied = partial(self._blocks, group) if computed else list[Content]
+        left = partial(self._left, self._ended_halves, group.half, group.places, copied)
         if not self._is_dead:
             self._world.hardware.write(self._number, group.places[:count], left)
 
@@ -163,7 +171,7 @@ class VirtualRunner:
         return [place for place, block in pairs if place.check not in (0, check_of(self._sums(block)))]
 
     def _compute(self, step: Step) -> None:
-        """Do the passes of a step, until one of them draws a token that ends an answer."""
+        """Do the passes of a step, until one of them draws a token that ends an answer, or none."""
         at = self._world.clock.now
         chunks: Sequence[Chunk] = step.chunks
         if not chunks:
@@ -177,7 +185,7 @@ class VirtualRunner:
         for number in range(1, step.steps + 1):
             if number > 1:
                 chunks, load = self._next_pass(chunks, number, growths), _longer(load)
-            drawn = self._kv.compute(chunks) if self._lost is None else []
+            drawn = self._pass(chunks) if self._lost is None else []
             seconds = self._world.hardware.pass_s(self._number, load) / len(self._ranks)
             at += seconds + self._world.hardware.step_s
             self._passes.append((at, seconds))
@@ -185,8 +193,28 @@ class VirtualRunner:
                 self._draw_late(chunks, drawn, at, seconds)
                 return
             self._tokens += drawn
-            if not stops.isdisjoint(drawn):
+            if NO_TOKEN in drawn or not stops.isdisjoint(drawn):
                 return
+
+    def _pass(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Compute chunks. Returns a token for each draw."""
+        if not self._kv.is_exact:
+            return self._kv.compute(chunks)
+        return [token for chunk in chunks for token in self._tokens_of(chunk)]
+
+    def _tokens_of(self, chunk: Chunk) -> list[int]:
+        """Compute a chunk. One that cannot be computed lacks tokens, and its KV is wrong.
+
+        Not in a pipeline: there the KV counts as computed before the last stage has drawn.
+        """
+        poison = self._world.requests[client_id_of(chunk.job.request_id)].poison
+        if poison is None or not poison.is_in(chunk):
+            return self._kv.compute([chunk])
+        raises, wrong = poison.code == ENGINE_ERROR, VOCABULARY * (len(self._ranks) == 1)
+        self._faults += [Fault(chunk.job, ENGINE_ERROR, "a pass over it fails")] * raises
+        ids = [token + wrong for token in chunk.token_ids]
+        drawn = zip(chunk.draws, self._kv.compute([replace(chunk, token_ids=ids)]))
+        return [NO_TOKEN if raises or draw.branch == poison.branch else token for draw, token in drawn]
 
     def _leap(self, step: Step, load: PassLoad) -> None:
         """Do the passes of a leap at once. Each has one token more of each sequence to attend to."""
@@ -234,6 +262,7 @@ class VirtualRunner:
         left = next(number for number, (end_s, _) in enumerate(self._passes, 1) if end_s >= now)
         del self._passes[left:]
         del self._tokens[left * len(self._step.chunks) :]
+        self._faults = self._faults if NO_TOKEN in self._tokens else []
         return self._passes[-1][0]
 
     def moved(self) -> tuple[Sequence[TransferEnded], Sequence[Late]]:
@@ -249,16 +278,9 @@ class VirtualRunner:
         self._world.hardware.count(self._load, len(self._passes))
         *passes, (_, seconds) = self._passes or [(0.0, 0.0)]
         return Result(
-            self._step,
-            self._tokens,
-            self._saved,
-            halves,
-            puts,
-            seconds,
-            passes=passes,
-            lost=self._lost,
-            late=late,
-        )
+            self._step, self._tokens, self._saved, halves, puts, seconds, passes=passes, lost=self._lost,
+            late=late, faults=self._faults,
+        )  # fmt: skip
 
     def _sums(self, block: Content) -> list[int]:
         return block.sums(self._world.memory.layers) if self._world.exact else self._no_sums
@@ -292,11 +314,12 @@ class VirtualRunner:
         places: Sequence[BlockRef],
         copied: Callable[[], list[Content]],
     ) -> None:
-        """End a write. One that has failed leaves some of its places as they were."""
+        """End a write. One that has failed leaves some of its places as they were. One of no blocks fails."""
         world = self._world
         if self._is_dead:
             return
-        fails, blocks = world.dice.random() < world.faults.write_fails, copied()
+        blocks = copied()
+        fails = world.dice.random() < world.faults.write_fails or not blocks
         for place, block in zip(places, blocks) if world.exact else ():
             if not (fails and world.dice.random() < 0.5):
                 world.memory.write(place, block)

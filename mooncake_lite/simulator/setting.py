@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.hardware import DrawnHardware, Hardware
+from mooncake_lite.simulator.poison import Poison
 from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.workload import Source, Workload
 
@@ -52,19 +54,18 @@ class Setting:
         dice, of_requests, client_dice = (Random(random.getrandbits(64)) for _ in range(3))
         gap_s = client_dice.choice(GAPS_S) / shape.at_once
         size = shape.layout.block_tokens
+        apart = Random(f"poison {seed}")  # so that all else is drawn as without poison
+        poison = partial(Poison.drawn, apart, "stage" not in shape.config.roles)
         return cls(
             seed=seed,
             shape=shape,
             faults=drawn,
             hardware=lambda clock: DrawnHardware(clock, dice),
             source=Workload(
-                of_requests,
-                num_requests,
-                gap_s,
-                size,
-                shape.largest_blocks * size,
+                of_requests, num_requests, gap_s, size, shape.largest_blocks * size,
                 too_large=shape.config.handover != "none",
+                poison=poison if apart.random() < drawn.poisoned else None,
             ),
             dice=dice,
             client_dice=client_dice,
-        )
+        )  # fmt: skip

@@ -6,7 +6,7 @@ Used by `world.py`. Equal seeds give equal requests. Explained in docs/explain/c
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -15,6 +15,7 @@ from typing import Protocol
 from xxhash import xxh3_64_intdigest
 
 from mooncake_lite.messages import Sampling
+from mooncake_lite.simulator.poison import Poison
 from mooncake_lite.simulator.tokens import STOP, VOCABULARY, answer_of, digests_of
 from store.keys import block_digests
 
@@ -48,7 +49,7 @@ class Request:
     dropped       branches that the control plane knows to be unwanted; left: that the client does not want
     term          number of the conductor that it was sent to last
     released      its client may have its tokens, where these are withheld at first; released_s: since when
-    cause         why it was refused or failed, in a few words
+    cause         why it was refused or failed, in a few words, or the code of its failure
     tokens        (branch, index) -> token, of those that its client has
     whole         branches of which all tokens have come
     ends_at       branch -> tokens of its whole answer, once its last message has come
@@ -57,6 +58,7 @@ class Request:
     token_times_s when tokens left their ranks
     ends          outcomes that the control plane gave it
     told          what its client was told: "Reject" or "Fail"
+    poison        what ranks cannot compute of it
     """
 
     request_id: str
@@ -87,6 +89,7 @@ class Request:
     token_times_s: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    poison: Poison | None = None
 
     @property
     def answered(self) -> int:
@@ -145,6 +148,7 @@ class Workload:
     gap_s            mean time between two
     largest_tokens   of a prompt that fits
     too_large        a few prompts are several times as long
+    poison           draws what ranks cannot compute of a request; see Poison.drawn
     """
 
     def __init__(
@@ -155,9 +159,10 @@ class Workload:
         block_tokens: int,
         largest_tokens: int,
         too_large: bool = True,
+        poison: Callable[[int, int, int], Poison | None] | None = None,
     ) -> None:
         self.num_requests, self.lasts_s = num_requests, num_requests * gap_s
-        self._random, self._gap_s, self._too_large = random, gap_s, too_large
+        self._random, self._gap_s, self._too_large, self._poison = random, gap_s, too_large, poison
         self._block_tokens, self._largest_tokens = block_tokens, largest_tokens
         self._ended: list[list[int]] = []
         self._made = 0
@@ -178,12 +183,14 @@ class Workload:
         size, reuse = self._block_tokens, random.random() < 0.9
         digests = digests_of(prompt) if reuse else []
         sampling = Sampling(temperature=random.choice((0.0, 1.0)), seed=self._made)
-        return Request(
+        made = Request(
             f"r{self._made}", prompt, digests[size - 1 :: size], block_digests(prompt, size) if reuse else [],
             most + random.choice((0, 0, 40)), most, sampling,
             random.choice((float("inf"), float("inf"), 600.0, 20.0)),
             random.expovariate(1 / self._gap_s), random.choice((1, 1, 1, 1, 2, 3)),
         )  # fmt: skip
+        made.poison = self._poison(len(prompt), most, made.n) if self._poison is not None else None
+        return made
 
     def ended(self, request: Request) -> None:
         """Note that a request is answered, so that a later one may continue it."""

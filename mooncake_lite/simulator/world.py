@@ -22,7 +22,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
 from mooncake_lite.control.request import client_id_of
-from mooncake_lite.control.requests import MOST_TRIES
+from mooncake_lite.control.requests import MOST_TRIES, RANKS_LOST
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.at_rest import assert_at_rest
 from mooncake_lite.simulator.clients import Clients
@@ -263,13 +263,18 @@ class World(Post):
         if self.stopped is None and self.num_events % self._check_every == 0:
             self.control.check()
 
-    def _check_tries(self, failed: fx.Fail) -> None:
-        """Assert that a request fails after its last try alone, or because nothing can serve it."""
+    def _check_failure(self, failed: fx.Fail) -> None:
+        """Assert that a request fails after its last try alone, or because nothing can serve it.
+
+        One that cannot be computed fails with the code for that, and no other does.
+        """
         hopeless = ("KV pages are needed", "pool full", "no rank is left")
-        if not any(words in failed.reason for words in hopeless):
-            assert self._recalls[client_id_of(failed.request_id)] >= MOST_TRIES - 1, (
-                f"{failed}: too few tries"
-            )
+        name = client_id_of(failed.request_id)
+        if failed.code:
+            poison = self.requests[name].poison
+            assert failed.code in (RANKS_LOST, poison and poison.code), f"{failed} with {poison}"
+        elif not any(words in failed.reason for words in hopeless):
+            assert self._recalls[name] >= MOST_TRIES - 1, f"{failed}: too few tries"
 
     def _is_new(self, event: ev.Event) -> bool:
         """Tell whether an event is a request that no conductor has taken before."""
@@ -283,14 +288,14 @@ class World(Post):
         is_full = config.admission != "none" and waiting >= config.max_queue
         assert not (is_full and arrived.request_id in self.control.requests), "the queue was full"
 
-    def kill(self, rank: int, *, ended: bool) -> None:
+    def kill(self, rank: int, *, ended: bool, why: str = "died") -> None:
         """Kill a rank. What it was doing stops; its memory can be read by some. ended: its end was seen."""
         if rank in self.dead or self.stopped is not None:
             return
         self.dead.add(rank)
         if not ended:
             self._unreachable.add(rank)
-        lost = ev.RankLost(rank, 0, "died", ended)
+        lost = ev.RankLost(rank, 0, why, ended)
         self.clock.after(self.hardware.notice_s(), lambda: self._tell_lost(lost))
 
     def _tell_lost(self, lost: ev.RankLost) -> None:
@@ -350,12 +355,12 @@ class World(Post):
                     recall = partial(self.clients.on_recall, effect)
                     self._links.send(CONDUCTOR, CLIENTS, self._delay_s(), recall)
             case fx.EndRank():
-                self.kill(effect.rank, ended=True)
+                self.kill(effect.rank, ended=True, why=f"failed: {effect.reason}")
             case fx.MarkLost():
                 pass
             case fx.Reject() | fx.Fail() | fx.AnswerCommand():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
-                    self._check_tries(effect)
+                    self._check_failure(effect)
                 self.clients.on(effect)
             case fx.Decided() | fx.Release() | fx.Moved():
                 self.clients.on(effect)

@@ -6,25 +6,35 @@ Explained in docs/explain/failures.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import Any
+from itertools import islice
 
 from scheduler.instance.job import JobId
 from scheduler.instance.outcomes import Failed, Outcome
 from scheduler.instance.state import State
-from scheduler.instance.step import LOGITS_NOT_FINITE, NO_TOKEN, Chunk, Fault
+from scheduler.instance.step import LOGITS_NOT_FINITE, NO_TOKEN, Fault, Result
 from scheduler.instance.task import Task
 
+Attempt = tuple[str, int]
+"""The first fields of a JobId, which the branches of a job share."""
 
-def fault_of(state: State, chunk: Chunk, drawn: Seq[tuple[int, Any]], scored: Seq[Any]) -> Fault | None:
-    """Return what is wrong with the (token, logprobs) and the scores of a chunk; None if nothing is.
 
-    In a pipeline both come late.
+def faults_of(result: Result) -> dict[Attempt, Fault]:
+    """Return what is wrong with the jobs of a pass; of a leap, of its last pass.
+
+    A job is at fault if its runner says so, or if a token or a score of one of its chunks is missing. In a
+    pipeline both come late.
     """
-    targets = chunk.score.targets if chunk.score is not None and not state.limits.late else ()
-    if len(scored) < len(targets) or any(token == NO_TOKEN for token, _ in drawn):
-        return not_finite(chunk.job)
-    return None
+    chunks = result.step.chunks
+    found: dict[Attempt, Fault] = {fault.job[:2]: fault for fault in result.faults}
+    tokens = result.tokens[len(result.passes) * len(chunks) :]  # each pass before has one for each chunk
+    if NO_TOKEN in tokens or result.scores:
+        drawn, scores = iter(tokens), iter(result.scores)
+        for chunk in chunks:
+            some = [*islice(drawn, len(chunk.draws))]
+            is_short = chunk.score is not None and len(next(scores)) < len(chunk.score.targets)
+            if is_short or NO_TOKEN in some:
+                found.setdefault(chunk.job[:2], not_finite(chunk.job))
+    return found
 
 
 def not_finite(job: JobId) -> Fault:
@@ -59,4 +69,5 @@ def end_job(state: State, fault: Fault, may_still_write: bool) -> list[Outcome]:
 
 
 def _tasks(state: State, job: JobId) -> list[Task]:
-    return [task for task in state.tasks.values() if task.id[:2] == job[:2]]
+    """Return the tasks of a job, without its prefetches, which end by themselves."""
+    return [task for task in state.tasks.values() if task.id[:2] == job[:2] and not task.is_prefetch]

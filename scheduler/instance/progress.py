@@ -12,18 +12,11 @@ from typing import Any
 
 from scheduler.instance import outcomes
 from scheduler.instance.events import Moved
-from scheduler.instance.faults import end_job, fail_job, fault_of, not_finite
+from scheduler.instance.faults import Attempt, end_job, fail_job, faults_of, not_finite
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import Outcome
 from scheduler.instance.state import ANSWER_S, Put, State
-from scheduler.instance.step import (
-    NO_TOKEN,
-    Chunk,
-    Late,
-    LayerLoad,
-    Result,
-    TransferEnded,
-)  # fmt: skip
+from scheduler.instance.step import NO_TOKEN, Chunk, Fault, Late, LayerLoad, Result, TransferEnded
 from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
 
@@ -56,12 +49,13 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
             said += _loaded(state, task, now)
     if step.saves:
         said += _save(state, result, now)
+    faults = faults_of(result)
     if result.passes:
-        said += _leapt(state, result, now)
+        said += _leapt(state, result, faults, now)
     if step.ahead is not None:
         said += _came_in(state, step.ahead, result, now)
     if result.lost is None:
-        said += _tokens(state, result, now)
+        said += _tokens(state, result, faults, now)
     if (result.step.chunks and result.lost is None) or not state.running:
         state.passed_at = now if state.running else None
     postponed, state.postponed = state.postponed, []
@@ -145,7 +139,7 @@ def _came_in(state: State, load: LayerLoad, result: Result, now: float) -> list[
 # ----------------------------------------------------------------------------------- computing
 
 
-def _leapt(state: State, result: Result, now: float) -> list[Outcome]:
+def _leapt(state: State, result: Result, faults: dict[Attempt, Fault], now: float) -> list[Outcome]:
     """Apply the passes of a leap but the last one, which end no answer and fill no block.
 
     Tokens of the last pass that end no answer either are told here, with the others.
@@ -172,20 +166,17 @@ def _leapt(state: State, result: Result, now: float) -> list[Outcome]:
         tokens = result.tokens[index::batch]
         sequence.token_ids.extend(tokens[:passes])
         sequence.answered += passes
-        goes_on = tokens[passes] != NO_TOKEN and sequence.end_with(tokens[passes]) is None
-        told = passes + goes_on
+        told = passes + (task.id[:2] not in faults and sequence.end_with(tokens[passes]) is None)
         said.append(outcomes.Run(task.id, first, tokens[:told], all_times_s[:told]))
     return said
 
 
-def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
+def _tokens(state: State, result: Result, faults: dict[Attempt, Fault], now: float) -> list[Outcome]:
     """Apply a forward pass: each chunk's KV is in its pages, and some chunks have a next token.
 
-    A chunk without a result fails its job, and with it the chunks of the job's other branches.
+    Of the jobs at fault nothing counts, in none of their branches, and they fail.
     """
     said: list[Outcome] = []
-    faults = {fault.job: fault for fault in result.faults}
-    unsound = bool(faults or result.scores) or NO_TOKEN in result.tokens
     before = len(result.passes)  # passes of a leap, each with one token for every chunk
     tokens = zip(result.tokens[before * len(result.step.chunks) :], result.logprobs or itertools.repeat(None))
     scores = iter(result.scores)
@@ -193,13 +184,10 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
         drawn = list(itertools.islice(tokens, len(chunk.draws)))
-        scored = next(scores) if chunk.score is not None and not state.limits.late else ()
-        task = state.tasks.get(chunk.job)
-        if task is None:
+        scored = next(scores, ()) if chunk.score is not None else ()
+        if faults and chunk.job[:2] in faults:
             continue
-        if unsound and (fault := faults.get(chunk.job) or fault_of(state, chunk, drawn, scored)):
-            said += fail_job(state, fault)
-            continue
+        task = state.tasks[chunk.job]
         state.note_computed(task, chunk.end + before)
         if not chunk.prompt:
             iterated += 1
@@ -216,6 +204,8 @@ def _tokens(state: State, result: Result, now: float) -> list[Outcome]:
         said.insert(
             0, outcomes.Iterated(iterated, [result.compute_s], [seconds], context, computed == iterated)
         )
+    for fault in faults.values():
+        said += fail_job(state, fault)
     return said
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -26,7 +28,7 @@ from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Step
 from mooncake_lite.control.reports import Reports
-from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.request import RequestRecord, client_id_of
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from mooncake_lite.control.succession import Succession
@@ -35,6 +37,8 @@ from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler import State
 from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
+from scheduler.instance import faults, progress
+from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE
 from scheduler.placement import Comparison
 from store.adoption import Adoption
 from store.directory import Directory
@@ -224,6 +228,68 @@ def test_ranks_of_every_role_conductors_and_gateways_die_in_these_worlds() -> No
     raise AssertionError(f"no world had {missing}")
 
 
+POISON = Faults(poisoned=1.0)
+QUIET = replace(Faults.none(), poisoned=1.0)
+"""Worlds in which some requests cannot be computed; in the second ones nothing else goes wrong."""
+
+
+@pytest.mark.usefixtures("soak")
+def test_a_request_that_cannot_be_computed_fails_alone_and_costs_no_rank(
+    request: pytest.FixtureRequest,
+) -> None:
+    """World asserts that its client has every token before that, and all others their whole answers."""
+    told: list[fx.Fail] = []
+
+    def observe(event: Any, now: float, effects: Any) -> None:
+        told.extend(effect for effect in effects if isinstance(effect, fx.Fail))
+
+    for seed in range(12 * max(1, request.config.getoption("--soak", default=0))):
+        told.clear()
+        world = World.drawn(seed, num_requests=60, faults=QUIET, observe=observe)
+        world.run()
+        assert (world.dead, world.control.members.lost) == (set(), {})
+        failures = Counter((client_id_of(fail.request_id), fail.code) for fail in told)
+        assert set(failures.values()) <= {1}, "a request fails twice"
+        for name, one in world.requests.items():
+            if (one.poison and (client_id_of(name), one.poison.code)) not in failures:
+                assert one.ends[0] in ("finished", "rejected"), f"{name} {one.ends} without a fault"
+
+
+def test_requests_of_every_mode_cannot_be_computed_in_every_stage_of_these_worlds() -> None:
+    """Without these requests, the worlds above would say nothing about them."""
+    missing = {
+        *MODES,
+        "prefill",
+        "decode",
+        "compute",
+        ENGINE_ERROR,
+        LOGITS_NOT_FINITE,
+        "pipeline",
+        "branches",
+    }
+    missing |= {"in the prompt", "at its end", "in the answer", "cancelled", "another try"}
+
+    def observe(event: Any, now: float, effects: Any) -> None:
+        if not (isinstance(event, ev.RequestFailed) and event.code):
+            return
+        config, one = world.shape.config, world.requests[client_id_of(event.request_id)]
+        missing.difference_update((event.code, config.roles[event.rank], config.mode))
+        missing.difference_update({"pipeline"} if len(config.instance_of(event.rank)) > 1 else ())
+        missing.difference_update({"branches"} if one.n > 1 else ())
+        missing.difference_update({"cancelled"} if one.cancelled else ())
+        missing.difference_update({"another try"} if event.attempt > 1 else ())
+        assert one.poison is not None
+        answered = one.poison.answered
+        missing.discard("in the answer" if answered > 0 else "in the prompt" if answered else "at its end")
+
+    for seed in range(100):
+        world = World.drawn(seed, num_requests=40, faults=POISON, observe=observe)
+        world.run()
+        if not missing:
+            return
+    raise AssertionError(f"no world had {missing}")
+
+
 def run_all(seeds: Iterable[int], faults: Faults | None = None) -> None:
     for seed in seeds:
         World.drawn(seed, faults=faults).run()
@@ -310,4 +376,48 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
     monkeypatch.setattr(owner, name, wrong)
 
     with pytest.raises(WorldFailure):
-        run_all((22, 0, 47, 300, 13, 36, 85, 79, *range(150)), DEATHS)  # the first ones tell all
+        run_all((22, 0, 47, 88, 121, 300, 13, 36, 85, 79, *range(150)), DEATHS)  # the first ones tell all
+
+
+NOTE_TOKENS = progress._tokens
+
+
+def noted_all_the_same(state: Any, result: Any, at_fault: Any, now: float) -> list[Any]:
+    for chunk in result.step.chunks:
+        if chunk.job[:2] in at_fault:
+            state.note_computed(state.tasks[chunk.job], chunk.end + len(result.passes))
+    return NOTE_TOKENS(state, result, at_fault, now)
+
+
+def failed_while_blocks_fly(state: Any, fault: Any) -> list[Any]:
+    for task in faults._tasks(state, fault.job):
+        state.leave(task)
+        for half in state.staging.of(task):
+            use = state.staging.halves[half]
+            state.pages.give_back(use.pages)
+            use.kind, use.task, use.pages = "reading", None, ()
+        state.remove(task)
+    return faults.end_job(state, fault, False)
+
+
+MISTAKES_ABOUT_POISON: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "nobody looks whether there is a token": (progress, "faults_of", lambda result: {}),
+    "other branches of a job at fault go on": (
+        faults,
+        "_tasks",
+        lambda state, job: [task for task in state.tasks.values() if task.id == job],
+    ),
+    "what a pass at fault computed is noted": (progress, "_tokens", noted_all_the_same),
+    "a job fails while its blocks fly": (progress, "fail_job", failed_while_blocks_fly),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES_ABOUT_POISON)
+def test_a_world_with_requests_that_cannot_be_computed_notices_a_mistake_about_them(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, wrong = MISTAKES_ABOUT_POISON[mistake]
+    monkeypatch.setattr(owner, name, wrong)
+
+    with pytest.raises(WorldFailure):
+        run_all(range(100), POISON)

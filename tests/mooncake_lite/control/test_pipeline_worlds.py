@@ -72,7 +72,7 @@ def test_without_faults_pipelines_answer_every_request_that_fits() -> None:
 
 
 def test_every_request_to_pipelines_ends_once_whatever_goes_wrong() -> None:
-    run_all(seeds(6))
+    run_all(seeds(6), Faults(poisoned=1.0))
 
 
 def test_no_client_of_pipelines_gets_a_wrong_token_whichever_ranks_die() -> None:

@@ -13,9 +13,12 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.computing_rank import SimulatedRank
+from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import LAYOUT
 from mooncake_lite.simulator.world import World
+from scheduler.instance import Result
+from scheduler.instance.step import NO_TOKEN
 
 TOKENS_S = 0.001
 """How long tokens take from a rank to their gateway."""
@@ -24,12 +27,12 @@ TOKENS_S = 0.001
 class SteadyWorld(World):
     """A world in which how many messages bring the tokens changes nothing.
 
-    dying   rank that dies at the end of its present pass -> whether its end is seen. In the middle of a leap,
-            it would take the tokens of whole passes with it
+    dying   rank that dies at the end of its present pass -> how. In the middle of a leap, it would take the
+            tokens of whole passes with it
     """
 
     def __init__(self, *parts: Any, **more: Any) -> None:
-        self.dying: dict[int, bool] = {}
+        self.dying: dict[int, dict[str, Any]] = {}
         super().__init__(*parts, **more)
 
     def tokens(self, rank: int, message: m.Message, times_s: Sequence[float]) -> None:
@@ -37,24 +40,27 @@ class SteadyWorld(World):
         assert isinstance(message, m.Tokens)
         self.clock.after(TOKENS_S, lambda: self.clients.on_tokens(message, times_s))
 
-    def kill(self, rank: int, *, ended: bool) -> None:
+    def kill(self, rank: int, **how: Any) -> None:
         """Kill a rank when it computes nothing."""
         model = self.ranks[rank]
         if isinstance(model, SimulatedRank) and model.step_s and rank not in self.dead:
-            self.dying.setdefault(rank, ended)
+            self.dying.setdefault(rank, how)
             model._wake()  # a leap under way ends with its present pass
         else:
-            super().kill(rank, ended=ended)
+            super().kill(rank, **how)
 
     def between_passes(self, rank: int) -> None:
         """Kill a rank that was to die."""
         if rank in self.dying:
-            super().kill(rank, ended=self.dying.pop(rank))
+            super().kill(rank, **self.dying.pop(rank))
 
 
 def tight(seed: int) -> Setting:
-    """A drawn run whose ranks have few pages, and a pool that takes what they swap out."""
-    setting = Setting.drawn(seed, num_requests=60)
+    """A drawn run whose ranks have few pages, and a pool that takes what they swap out.
+
+    Some requests cannot be computed: a leap ends where one of them has no token.
+    """
+    setting = Setting.drawn(seed, num_requests=60, faults=Faults(poisoned=1.0))
     shape = setting.shape
     has_pool = shape.config.has_pool
     pages = 17 * shape.layout.block_tokens // shape.page_tokens
@@ -73,42 +79,45 @@ def without_tail(event: ev.Event) -> ev.Event:
     return full if (event.num_tokens - 1) % LAYOUT[2] else event
 
 
-def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Event]], World, int]:
-    """Every event of a run with its time, the world, and the number of steps that stand for several."""
+def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Event]], World, Counter[str]]:
+    """Every event of a run with its time, the world, how many steps stand for several, and of these, how many
+    end without a token."""
     events: list[tuple[float, ev.Event]] = []
     world = SteadyWorld(
         setting, most_passes=most_passes,
         observe=lambda event, now, effects: events.append((now, without_tail(event))),
     )  # fmt: skip
-    leaps = 0
+    counts: Counter[str] = Counter()
 
     for rank in world.ranks.values():
         machine = getattr(rank, "rank", None)
         if machine is not None:
-            step = machine.step
+            step, ended = machine.step, machine.ended
 
             def counted(now: float, most: int, step: Any = step, number: int = rank.number) -> Any:
-                nonlocal leaps
                 world.between_passes(number)
                 chosen = step(now, most)
-                leaps += chosen.steps > 1
+                counts["leaps"] += chosen.steps > 1
                 return chosen
 
-            machine.step = counted
+            def looked_at(result: Result, now: float, ended: Any = ended) -> Any:
+                counts["faults"] += bool(result.passes) and NO_TOKEN in result.tokens
+                return ended(result, now)
+
+            machine.step, machine.ended = counted, looked_at
     world.run()
-    return events, world, leaps
+    return events, world, counts
 
 
 def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_and_puts(
     soak: int,
 ) -> None:
     kinds: Counter[str] = Counter()
-    leaps = 0
     for seed in (0, 1, 2, 3, 4, 5, 6, 16, 19, 34) if soak == 1 else range(120):  # some preempt, others swap
         single, slow, none = played(tight(seed), 1)
         leapt, fast, some = played(tight(seed), 64)
-        assert none == 0
-        leaps += some
+        assert not none["leaps"]
+        kinds += some
         assert len(single) == len(leapt)
         for number, (one, other) in enumerate(zip(single, leapt)):
             assert one == other, f"seed {seed}, event {number}"
@@ -116,7 +125,8 @@ def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_
             assert request.tokens == fast.requests[name].tokens
             assert sorted(request.token_times_s) == sorted(fast.requests[name].token_times_s)
         kinds.update(type(event).__name__ for _, event in single)
-    assert leaps > 500
+    assert kinds["leaps"] > 500
+    assert kinds["faults"] >= 5, kinds
     for kind in (ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsEnded, ev.PagesChanged, ev.RequestCancelled):
         assert kinds[kind.__name__] >= 5, kinds
     assert kinds["Recalled"] >= 5, kinds

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduler.instance import Result, Step, TransferEnded
+from scheduler.instance import Fault, Result, Step, TransferEnded
 from scheduler.instance.progress import LATE_S
-from scheduler.instance.step import Chunk, ReadGroup, WriteGroup
+from scheduler.instance.step import ENGINE_ERROR, NO_TOKEN, Chunk, Draw, ReadGroup, WriteGroup
 
 PAGE, BLOCK = 2, 4
 GARBAGE = [-1] * BLOCK
@@ -34,7 +34,12 @@ class ModelRunner:
     pool      place -> block; shared by all ranks of a test
     ends      whether a flying transfer ends in this step; breaks: why it fails, "" when it does not
     late      whether bytes of a failed read keep coming until LATE_S later
+    raises    whether a chunk cannot be computed; lacks: whether a draw of a chunk, or its scores (None), has
+              no finite logits
+    spoils    the KV of such a chunk is wrong
     """
+
+    spoils = True
 
     def __init__(
         self,
@@ -45,6 +50,8 @@ class ModelRunner:
         ends: Callable[[], bool] = lambda: True,
         breaks: Callable[[], str] = lambda: "",
         late: Callable[[], bool] = lambda: False,
+        raises: Callable[[Chunk], bool] = lambda chunk: False,
+        lacks: Callable[[Chunk, Draw | None], bool] = lambda chunk, draw: False,
     ) -> None:
         self.pool = pool
         self.pages: list[Block] = [[None] * PAGE for _ in range(num_pages)]
@@ -53,6 +60,8 @@ class ModelRunner:
         self.flying_halves: dict[int, Any] = {}
         self.flying_puts: dict[int, Any] = {}
         self.ends, self.breaks, self.late = ends, breaks, late
+        self.raises, self.lacks = raises, lacks
+        self.aborted: set[int] = set()  # halves that flew behind a pass that has failed
         self.late_until = [0.0, 0.0]
 
     @property
@@ -86,14 +95,26 @@ class ModelRunner:
                 self.pages[growth.pages[0]] = list(self.pages[growth.copies])
         if step.ahead is not None and (problem := self._come_in(step)):
             return Result(step, (), saved, *self._poll(step.now), 0.5, lost=problem)
-        tokens = [token for chunk in step.chunks for token in self._compute(chunk)]
+        tokens, scores, faults = [], [], []
+        for chunk in step.chunks:
+            drawn, scored = self._compute(chunk), self._score(chunk)
+            fails = self.raises(chunk)
+            lacks = [fails or self.lacks(chunk, draw) for draw in chunk.draws]
+            is_short = chunk.score is not None and (fails or self.lacks(chunk, None))
+            if self.spoils and (fails or is_short or any(lacks)):
+                self._spoil(chunk)
+            faults += [Fault(chunk.job, ENGINE_ERROR, "a pass over it raises")] * fails
+            tokens += [NO_TOKEN if lack else token for lack, token in zip(lacks, drawn)]
+            scores += [[] if is_short else scored] * (chunk.score is not None)
+        at_fault = [fault.job for fault in faults]
         for write in step.writes:
-            if write.behind:
+            if write.job in at_fault and write.behind:
+                self.aborted.add(write.half)
+            elif write.behind:
                 self._copy_out(write)
-        scores = [self._score(chunk) for chunk in step.chunks if chunk.score is not None]
         halves, puts = self._poll(step.now)
         compute_s = 0.5 if step.chunks else 0.0
-        return Result(step, tokens, saved, halves, puts, compute_s, scores=scores)
+        return Result(step, tokens, saved, halves, puts, compute_s, scores=scores, faults=faults)
 
     def _copy_out(self, write: WriteGroup) -> None:
         """Copy a group into its half; of one that moves by layers, more blocks than fit at once."""
@@ -125,10 +146,14 @@ class ModelRunner:
             self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
         return [choose(value, draw.branch) for draw in chunk.draws]
 
+    def _spoil(self, chunk: Chunk) -> None:
+        """Leave wrong KV of a chunk's tokens."""
+        for position in range(chunk.start, chunk.end):
+            self.pages[chunk.pages[position // PAGE]][position % PAGE] = -7
+
     def _score(self, chunk: Chunk) -> list[tuple[int | None, int]]:
         """(KV value of the token before it, token) of each target."""
-        assert chunk.score is not None
-        targets = enumerate(chunk.score.targets, chunk.start)
+        targets = enumerate(chunk.score.targets if chunk.score is not None else (), chunk.start)
         return [(self._at(chunk.pages, position), token) for position, token in targets]
 
     def _at(self, pages: Sequence[int], position: int) -> int | None:
@@ -147,6 +172,10 @@ class ModelRunner:
         for half, group in list(self.flying_halves.items()):
             if self.ends():
                 del self.flying_halves[half]
+                if half in self.aborted:
+                    self.aborted.remove(half)
+                    halves.append(TransferEnded(half, "its pass has failed"))
+                    continue
                 halves.append(self._end(half, group, self.halves[half]))
                 if halves[-1].may_still_land and isinstance(group, ReadGroup):
                     self.late_until[half] = now + LATE_S
@@ -166,7 +195,8 @@ class ModelRunner:
                 blocks[index] = list(self.pool[place])
             else:
                 self.pool[place] = list(blocks[index])
-        sums = [tuple(block) for block in blocks] if isinstance(group, WriteGroup) else ()
+        written = blocks[: len(group.places)]
+        sums = [tuple(block) for block in written] if isinstance(group, WriteGroup) else ()
         return TransferEnded(number, sums=sums)
 
 

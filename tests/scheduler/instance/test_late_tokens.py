@@ -25,6 +25,7 @@ from scheduler.instance import (
 )
 from scheduler.instance.chunked import even_budget
 from scheduler.instance.outcomes import Computed, Ended, Failed, Outcome, Prefilled, Scored, Token
+from scheduler.instance.step import NO_TOKEN
 from tests.scheduler.instance.model_runner import ModelRunner, choose, kv_of
 from tests.scheduler.instance.rank import job
 from tests.scheduler.instance.test_loads_and_stores import Line
@@ -39,10 +40,12 @@ class LastStage(ModelRunner):
     """A runner whose tokens and scores are drawn later.
 
     drawing   what is to come, in order; comes: it comes with the results of steps
+
+    KV counts as computed before anything is drawn, and is right.
     """
 
     drawing: deque[Late]
-    comes = False
+    comes = spoils = False
 
     def run(self, step: Step, moved: Any = None) -> Result:
         done = super().run(step, moved)
@@ -50,6 +53,8 @@ class LastStage(ModelRunner):
         for chunk in step.chunks:
             drawn = [next(tokens) for _ in chunk.draws]
             scored = next(scores) if chunk.score is not None else ()
+            if chunk.score is not None and len(scored) < len(chunk.score.targets):
+                drawn = [NO_TOKEN] * max(1, len(drawn))  # as pipeline.reports_of
             self.drawing.append(Late(chunk.job, drawn, [f"of {token}" for token in drawn], scored))
         late = self.come() if self.comes else ()
         return Result(step, (), done.saved, done.halves, done.puts, done.compute_s, late=late)
@@ -86,7 +91,7 @@ class First:
 
 
 def vars_of(runner: ModelRunner) -> dict[str, Any]:
-    return {"ends": runner.ends, "breaks": runner.breaks, "late": runner.late}
+    return {name: getattr(runner, name) for name in ("ends", "breaks", "late", "raises", "lacks")}
 
 
 def token_of(tokens: Sequence[int], branch: int = 0) -> int:
