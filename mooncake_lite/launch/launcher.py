@@ -253,12 +253,13 @@ def _ask_to_stop(run_dir: RunDir, reason: str) -> Spoke | None:
 
 
 def answers(config: ServeConfig) -> bool:
-    """Whether /health answers 200 at the configured address."""
+    """Whether /health says that the cluster serves, or that it did until it lost the last rank of a duty."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
     connection = http.client.HTTPConnection(host, config.port, timeout=1.0)
     try:
         connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        response = connection.getresponse()
+        return response.status == 200 or b'"status":"unavailable"' in response.read()
     except (OSError, http.client.HTTPException):
         return False
     finally:
