@@ -183,7 +183,7 @@ def _tokens(state: State, result: Result, faults: dict[Attempt, Fault], now: flo
     iterated = context = 0
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
-        drawn = list(itertools.islice(tokens, len(chunk.draws)))
+        drawn = list(itertools.islice(tokens, len(chunk.draws))) if chunk.prompt else [next(tokens)]
         scored = next(scores, ()) if chunk.score is not None else ()
         if faults and chunk.job[:2] in faults:
             continue
