@@ -35,9 +35,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
-        except (
-            Exception
-        ) as error:  # Python compiles what Jinja makes of it, and may refuse: {% break %} alone
+        except Exception as error:  # also of Python, which compiles the result: {% break %} alone
             raise ModelError(f"{origin}: the chat template is not valid: {_one_line(error)}") from None
         self._special = special
 

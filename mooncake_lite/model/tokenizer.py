@@ -72,8 +72,8 @@ class Tokenizer:
         try:
             # encode() has the same result and keeps the interpreter's lock.
             ids = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except Exception as error:
-            if type(error) is not Exception:  # the library raises plain Exception
+        except BaseException as error:
+            if type(error) is not Exception and type(error).__name__ != "PanicException":  # the library's own
                 raise
             raise RequestError(f"the tokenizer cannot read this text: {error}", param=param) from None
         if (last := max(ids, default=0)) >= self.vocab_size:

@@ -116,6 +116,14 @@ def end_token_in_config(folder: Path) -> None:
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.json", "generation_config.json"
 SETTINGS, SPECIAL, JINJA = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
 
+
+def bos_undefined(folder: Path) -> None:
+    """The library panics over such a file, and not before it reads the first text."""
+    single = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    step = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+    edit_tokenizer(folder, lambda description: description.update(post_processor=step))
+
+
 REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "tokenizer missing": (gone(TOKENIZER), TOKENIZER, "save it with a fast tokenizer"),
     "tokenizer empty": (text(TOKENIZER, ""), TOKENIZER, "cannot be read"),
@@ -126,6 +134,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "an ordinary token beyond": (lambda f: move_token(f, "the", 5000), TOKENIZER, "vocab has ids up to 5000"),
     "the embedding a row short": (one_row_less, TOKENIZER, "vocab_size="),
     "BOS beyond": (bos_beyond, TOKENIZER, "post_processor: the text has the token None, and its id 4000"),
+    "BOS undefined": (bos_undefined, TOKENIZER, "post_processor: the tokenizer cannot read this text"),
     "a template's token beyond": (
         template_with_a_token_of_its_own,
         *(TOKENIZER, "chat template: the text has the token '<|tool|>', and its id"),
