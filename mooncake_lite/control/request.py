@@ -96,7 +96,8 @@ class RequestRecord:
         bad_blocks      number of blocks that did not come from SSD
         avoids_ssd      computes what is on SSD alone: a disk did not answer
         tries           number of tries that have failed; pause_s: before the next one
-        losses          of its workers since its client has got a token; see requests.MOST_LOSSES
+        losses          of its workers since its client has got a token, see requests.MOST_LOSSES
+        lost_by         why the last of them was lost
         grant           of the grant that it waits for: a rank's work, an answer of its gateway, a pause
         gateway         that has the client's connection
         shortage        what it lacked when it last did not fit
@@ -142,6 +143,7 @@ class RequestRecord:
     tries: int = 0
     pause_s: float = 0.0
     losses: int = 0
+    lost_by: str = ""
     gateway: str = ""
     grant: int = 0
     prompt_tokens: int = 0

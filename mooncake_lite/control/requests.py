@@ -120,15 +120,12 @@ class Requests:
         record.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        """Lose the work of a rank. A request whose ranks end one after the other may be why, and fails."""
+        """Lose the work of a rank, and count it if the rank itself is lost: the request may be why."""
         record: RequestRecord = grant.about
         why = self._members.why_lost(grant.rank)
-        if why and record.stage not in (Stage.ENDING, Stage.CANCELLED):
-            record.losses += FAILED_RANK if " failed: " in why else 1
-            if record.losses >= MOST_LOSSES:
-                reason = f"the ranks that computed it were lost one after the other, the last one: {why}"
-                self.fail(record, reason, now, may_still_write, RANKS_LOST)
-                return
+        if why and record.stage is not Stage.ENDING:
+            record.losses += FAILED_RANK if ") failed: " in why else 1
+            record.lost_by = why
         self.lose(record, reason, now, may_still_write)
 
     def lose(self, record: RequestRecord, reason: str, now: float, may_still_write: bool = False) -> None:
@@ -218,12 +215,17 @@ class Requests:
         self.finish(record, now)
 
     def _go_on(self, record: RequestRecord, answers: list[ev.AnswerSoFar], now: float) -> None:
-        """Let a whole request wait for a place again, or end when its client has everything."""
+        """Let a whole request wait for a place again, or end: its client has everything, or too many of its
+        ranks were lost and brought the client nothing."""
         if not answers:
             self.finish(record, now)
             return
         self.move(record, Step.RECALLED)
         record.go_on_from(answers[0], now)
+        if record.losses >= MOST_LOSSES:
+            reason = f"the ranks that computed it were lost one after the other, at last {record.lost_by}"
+            self.fail(record, reason, now, code=RANKS_LOST)
+            return
         self._pause(record, now)
 
     def _pause(self, record: RequestRecord, now: float) -> None:

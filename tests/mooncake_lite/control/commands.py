@@ -12,6 +12,7 @@
     prefilled a finished | prefilled a finished 0 2    the first token (of these branches) was the last one
     ended a branch 1 | preempted a 50 tokens branch 1  of another branch than 0
     failed a why | failed a late why                   late: bytes may still land
+    failed a code engine_error why                     for good
     preempted a 50 tokens keys x1..x3                  late: bytes of a swap may still land
     swap a 49 tokens keys x1..x3                       the rank asks where the KV of these tokens may go
     swapped a 50 tokens keys x1..x3                    it is there
@@ -27,7 +28,7 @@
     undelivered StartPrefill                           the latest order of this name could not be sent
     received a | received a branch 1                   its gateway has every token; `ended a unheard`: not yet
     recalled a 3 keys x1 | recalled a 0:2 1:4 2:whole  what its gateway has, in tokens, by branch
-    lost 3 died | lost 3 silent unseen                 unseen: it may write still
+    lost 3 died | lost 3 failed: why | lost 3 silent unseen    unseen: it may write still
     gateway-lost died | gateway-lost final died | gateway-ready | stop why
 
 `attempt 1` and `epoch 1` after an answer about a request name another one than the latest.
@@ -171,7 +172,7 @@ def chunk_stored(context: Context, words: list[str]) -> ev.Event:
 
 def failed(context: Context, words: list[str]) -> ev.Event:
     job = context.job(words, fx.StartPrefill, *DECODES)
-    return ev.RequestFailed(*job, words[-1], "late" in words)
+    return ev.RequestFailed(*job, words[-1], "late" in words, "code" in words, after(words, "code") or "")
 
 
 def preempted(context: Context, words: list[str]) -> ev.Event:
@@ -319,7 +320,9 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
     "undelivered": undelivered,
     "received": lambda context, words: ev.AnswerReceived(words[1], int(after(words, "branch") or 0)),
     "recalled": recalled,
-    "lost": lambda context, words: ev.RankLost(int(words[1]), 0, words[2], "unseen" not in words),
+    "lost": lambda context, words: ev.RankLost(
+        int(words[1]), 0, " ".join(word for word in words[2:] if word != "unseen"), "unseen" not in words
+    ),
     "gateway-lost": lambda context, words: ev.GatewayLost("gateway", words[-1], "final" in words),
     "gateway-ready": lambda context, words: ev.GatewayReady("gateway-1"),
     "stop": lambda context, words: ev.StopRequested(" ".join(words[1:]), 2.0),

@@ -163,8 +163,8 @@ class Scenario:
             case fx.Moved():
                 words += [f"{effect.request_id}/{effect.attempt} decode {effect.decode}"]
                 words += [f"{1000 * effect.tbt_s:.0f} ms"]
-            case fx.Fail(request_id, reason):
-                words += [f"{request_id}:", reason]
+            case fx.Fail(request_id, reason, code):
+                words += [f"{request_id} ({code}):" if code else f"{request_id}:", reason]
             case fx.Forget(request_id, outcome):
                 words += [request_id, outcome]
             case fx.Decided():

@@ -109,7 +109,7 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
 def test_a_recorded_run_with_faults_replays_to_the_same_effects_in_another_process(
     seed: int, tmp_path: Path
 ) -> None:
-    faults = Faults(conductor_lost=0.0)  # a recording ends with its conductor
+    faults = Faults(conductor_lost=0.0, poisoned=1.0)  # a recording ends with its conductor
     world = World.drawn(seed, faults=faults)
     recorder = Recorder(tmp_path / "run", world.shape.config)
     world = World.drawn(seed, faults=faults, observe=recorder.record)
@@ -250,9 +250,13 @@ def test_a_request_that_cannot_be_computed_fails_alone_and_costs_no_rank(
         assert (world.dead, world.control.members.lost) == (set(), {})
         failures = Counter((client_id_of(fail.request_id), fail.code) for fail in told)
         assert set(failures.values()) <= {1}, "a request fails twice"
+        failed = {name for name, _ in failures}
         for name, one in world.requests.items():
-            if (one.poison and (client_id_of(name), one.poison.code)) not in failures:
-                assert one.ends[0] in ("finished", "rejected"), f"{name} {one.ends} without a fault"
+            assert client_id_of(name) in failed or one.ends[0] in ("finished", "rejected"), (
+                f"{name} {one.ends}"
+            )
+        for fail in told:
+            assert fail.code or "pool full" in fail.reason, f"{fail} in a world without other faults"
 
 
 def test_requests_of_every_mode_cannot_be_computed_in_every_stage_of_these_worlds() -> None:

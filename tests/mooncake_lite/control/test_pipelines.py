@@ -54,8 +54,8 @@ class Cluster:
         """Send a request whose prompt stores a block, and a tail."""
         return only(fx.StartPrefill, self.on(ev.RequestArrived(name, 70, 16, [], [])))
 
-    def lose(self, rank: int, *, ended: bool = True) -> list[fx.Effect]:
-        return self.on(ev.RankLost(rank, 0, "died", ended))
+    def lose(self, rank: int, *, ended: bool = True, why: str = "died") -> list[fx.Effect]:
+        return self.on(ev.RankLost(rank, 0, why, ended))
 
     @property
     def quarantined(self) -> int:
@@ -141,6 +141,22 @@ def test_a_request_begins_anew_on_another_pipeline_when_the_first_rank_is_lost()
     assert recall.reason == "rank 1 is lost"
     effects = cluster.on(ev.Recalled("a", recall.attempt, [ev.AnswerSoFar(0, 0, False)]))
     assert only(fx.StartPrefill, effects).rank == 4
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (2, 1, 3), (3, 2, 1)])
+@pytest.mark.parametrize(("why", "counted"), [("died", 1), ("failed: out of memory", 2)])
+def test_the_loss_of_a_pipeline_counts_once_for_its_request_and_as_the_first_of_its_ranks_was_lost(
+    order: tuple[int, ...], why: str, counted: int
+) -> None:
+    """The steward says of ranks that the control plane has killed that they failed."""
+    cluster = Cluster()
+    assert cluster.arrive("a").rank == 1
+    for rank in order:
+        cluster.lose(
+            rank, why=why if rank == order[0] else f"failed: rank {order[0]} of its pipeline is lost"
+        )
+    assert cluster.control.requests["a"].losses == counted
+    assert cluster.control.requests["a"].lost_by == f"rank {order[0]} ({ROLES[order[0]]}) {why}"
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (2, 1, 3), (3, 2, 1)])

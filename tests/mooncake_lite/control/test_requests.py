@@ -31,6 +31,27 @@ def test_the_queue_time_of_a_preempted_request_begins_with_its_preemption() -> N
     assert again.queued_s < 1.0
 
 
+def test_a_lost_rank_counts_for_the_requests_that_it_works_on_and_for_no_other() -> None:
+    plane = Plane(blocks=64)
+    stages = {"decoding": Stage.DECODING, "loading": Stage.LOADING, "prefilling": Stage.PREFILLING}
+    for name in stages:
+        job = only(fx.StartPrefill, plane.arrive(name, 40))
+        if name != "prefilling":
+            plane.prefilled(job)
+        if name == "decoding":
+            plane.on(ev.DecodeLoaded(2, 0, name, job.attempt))
+    plane.arrive("queued", 40)
+    requests = plane.control.requests
+    assert {name: requests.stage_of(name) for name in stages} == stages
+    assert requests.stage_of("queued") is Stage.QUEUED
+    plane.on(ev.RankLost(3, 0, "died"))  # a store rank: it computes nothing
+    assert [requests[name].losses for name in (*stages, "queued")] == [0, 0, 0, 0]
+    plane.on(ev.RankLost(2, 0, "failed: out of memory"))
+    assert [requests[name].losses for name in (*stages, "queued")] == [2, 2, 0, 0]
+    plane.on(ev.RankLost(1, 0, "died: connecting failed: no route"))
+    assert [requests[name].losses for name in (*stages, "queued")] == [2, 2, 1, 0]
+
+
 def test_every_stage_but_the_last_can_be_cancelled_and_no_step_leads_out_of_over() -> None:
     for stage in Stage:
         can = (stage, Step.CANCEL) in TRANSITIONS
