@@ -8,6 +8,7 @@ leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md.
       control, heart, ...    unix sockets, so the path must stay short
       rank-<n>.json          RankState: what rank n is doing
       gateway.json           0600: the configuration, with the address and the keys of the server
+      last-word-<pid>        why a conductor or gateway ended
       mpirun.log             everything that mpirun printed
       session/               TMPDIR of mpirun and the ranks
 """
@@ -41,12 +42,16 @@ FORSAKEN_S = 60.0
 """A folder without a lock file is being made at this moment, unless it is older than this."""
 
 
+ENDS = ("stopped", "failed", "refused")
+"""Last states of a rank, by its exit code. Refused: what the user asked for cannot be done."""
+
+
 class RankState(msgspec.Struct, frozen=True):
     """What rank-<n>.json holds.
 
     start_time   of the process, in clock ticks since boot (/proc/PID/stat): with the pid it names one
                  process for good
-    state        "starting" (reason: what it does now) | "ready" | "stopped" | "failed" (reason: why)
+    state        "starting" (reason: what it does now) | "ready" | one of ENDS (reason: why)
     segments     names of the files in /dev/shm that Open MPI made for this rank's node
     said_at      time.time() at which the rank said this
     """
@@ -69,7 +74,7 @@ class RankState(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """The rank has said its last word."""
-        return self.state in ("stopped", "failed")
+        return self.state in ENDS
 
 
 def read_states(folder: Path) -> dict[int, RankState]:
@@ -216,8 +221,11 @@ def sweep() -> list[Path]:
 def _sweep_one(path: Path) -> bool:
     try:
         status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            return False
+    except OSError:  # another process has removed it
+        return False
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return False
+    try:
         lock = os.open(path / "alive", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         if time.time() - status.st_mtime < FORSAKEN_S:

@@ -60,6 +60,7 @@ def test_a_rank_that_hears_nothing_is_killed_before_five_seconds_are_over(start:
         assert time.monotonic() - told < patient(STOP_LIMIT_S)
         assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
         assert cluster.said("ranks had not left by themselves after 4.")  # exit code 0 does not tell
+    assert clusters[1].said("every other rank has stopped; killed: rank 2 (decode)\n")
 
 
 @alone
@@ -128,6 +129,31 @@ def test_a_killed_rank_is_named_and_the_others_end(start: Start) -> None:
         assert cluster.said(f"mooncake-lite: error: {reasons[victim]}"), cluster.output.read_text()
 
 
+def test_the_end_names_the_rank_that_ended_the_cluster_and_not_one_that_was_lost_before(start: Start) -> None:
+    cluster = start("survive")
+    cluster.wait_until_serving()
+    for victim in (3, 0):
+        os.kill(cluster.pid_of(victim), signal.SIGKILL)
+    assert cluster.process.wait(LIMIT_S) == 1
+    assert cluster.said("mooncake-lite: error: rank 0 (steward) died: "), cluster.output.read_text()
+
+
+def test_ranks_that_are_lost_long_before_a_stop_just_before_it_and_during_it_are_named(start: Start) -> None:
+    cluster = start("survive")
+    cluster.wait_until_serving()
+    os.kill(cluster.pid_of(3), signal.SIGKILL)
+    os.kill(cluster.pid_of(0), signal.SIGSTOP)  # the stop takes as long as this test needs
+    os.kill(cluster.pid_of(2), signal.SIGKILL)
+    cluster.process.send_signal(signal.SIGTERM)
+    assert wait_until(lambda: cluster.said("stopping"))
+    os.kill(cluster.pid_of(1), signal.SIGKILL)
+    os.kill(cluster.pid_of(0), signal.SIGCONT)
+    assert cluster.process.wait(LIMIT_S) == 0
+    assert cluster.said("every other rank has stopped; lost before: "), cluster.output.read_text()
+    assert all(cluster.said(name) for name in ("rank 1 (prefill)", "rank 2 (decode)", "rank 3 (store)"))
+    assert not cluster.said("every rank has stopped")
+
+
 def test_a_killed_rank_leaves_the_trace_of_what_was_written_until_then(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,18 +181,22 @@ def test_two_clusters_side_by_side_do_not_meet(start: Start) -> None:
     assert (code, second.nobody_left(), second.files_left()) == (0, True, [])
 
 
-def test_a_rank_that_fails_while_starting_ends_the_start_with_its_reason(start: Start) -> None:
-    cluster = start("refuse", 2)
-    assert cluster.process.wait(LIMIT_S) == 1
-    assert cluster.said("mooncake-lite: error: rank 2 (decode) failed: it does not like it here")
-    assert cluster.files_left() == []
-
-
-def test_a_rank_that_vanishes_while_starting_is_named(start: Start) -> None:
-    cluster = start("vanish", 3)
-    assert cluster.process.wait(LIMIT_S) == 1
-    assert cluster.said("mooncake-lite: error: rank 3 (store) died: "), cluster.output.read_text()
-    assert cluster.files_left() == []
+def test_a_start_that_fails_tells_the_first_cause_with_its_exit_code(start: Start) -> None:
+    """A cluster for each cause, all at once."""
+    died = "rank 2 (decode) died: "
+    causes = {
+        "refuse": (1, "rank 2 (decode) failed: it does not like it here\n"),
+        "deny": (2, "config.json is missing\n"),
+        "vanish": (1, died),
+        "unborn": (1, died),
+        "stillborn": (1, died),
+    }
+    clusters = {behaviour: start(behaviour, 2) for behaviour in causes}
+    for behaviour, (code, reason) in causes.items():
+        cluster = clusters[behaviour]
+        assert cluster.process.wait(LIMIT_S) == code, behaviour
+        assert cluster.said(f"mooncake-lite: error: {reason}"), cluster.output.read_text()
+        assert cluster.files_left() == []
 
 
 def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(start: Start) -> None:
