@@ -53,6 +53,7 @@ class MpirunJob:
         self.selector = selectors.DefaultSelector()
         self._segments: set[str] = set()
         try:
+            self._guard = self.run_dir.guard()
             full = mpirun_environment(config, self.run_dir.path, environment)
             line = mpirun_line(mpirun, config, command, full)
             self.output = Output(config, self.run_dir.log)
@@ -176,3 +177,5 @@ class MpirunJob:
         self.output.close()
         remove_segments(sorted(self._segments))
         self.run_dir.remove()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel keeps the guard
+            self._guard.wait(CLEAN_LIMIT_S)

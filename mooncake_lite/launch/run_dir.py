@@ -1,7 +1,7 @@
 """The folder of one running cluster: its sockets, rank files and mpirun's temporary files.
 
 The launcher makes it, or rank 0 under a user's own mpirun. Every rank joins it, and the last process that
-leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md.
+leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md, "Stopping".
 
     RUN_DIR/                 0700, mooncake-lite.<uid>.<random>
       alive                  every process that uses the folder holds a shared flock on it
@@ -15,12 +15,15 @@ leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -178,7 +181,7 @@ class RunDir:
         try:
             fcntl.flock(lock, fcntl.LOCK_UN)  # first, so that of two who leave together one succeeds
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             return True
         except OSError:
             return False
@@ -187,10 +190,26 @@ class RunDir:
 
     def remove(self) -> None:
         """Close and remove, whoever else may still have it open: the launcher's last step."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def guard(self) -> subprocess.Popen[bytes]:
+        """Start a process that removes the folder once no process uses it, and return that.
+
+        A SIGKILL of this process ends the ranks too, at times before one of them can remove the folder. The
+        guard has a session of its own, so that it outlives all of them.
+        """
+        command = [sys.executable, "-m", __name__, str(self.path)]
+        null = subprocess.DEVNULL
+        return subprocess.Popen(command, start_new_session=True, stdin=null, stdout=null, stderr=null)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder. There are several tries, because a process that is ending may put a file into it."""
+    for _ in range(5):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def bases() -> list[Path]:
@@ -269,3 +288,9 @@ def _lock_shared(folder: Path) -> int:
         os.close(lock)
         raise
     return lock
+
+
+if __name__ == "__main__":  # be the guard: wait until no process has the lock
+    with contextlib.suppress(OSError), Path(sys.argv[1], "alive").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    _sweep_one(Path(sys.argv[1]))

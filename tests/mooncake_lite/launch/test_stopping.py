@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from mooncake_lite.launch import run_dir
 from mooncake_lite.tracing.tracer import PartFile, Tracer
 from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, DummyCluster
 from tests.mooncake_lite.tracing.reading import read
@@ -105,6 +107,23 @@ def test_sigkill_of_the_command_ends_all_ranks_and_the_last_one_removes_the_fold
     assert wait_until(lambda: not cluster.files_left()), cluster.files_left()
 
 
+def test_what_stays_when_all_processes_are_killed_at_once_goes_with_the_next_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start("mpi")
+    cluster.wait_until_serving()
+    command = psutil.Process(cluster.process.pid)
+    family = [command, *command.children(recursive=True)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in family:
+            process.send_signal(number)
+    assert psutil.wait_procs(family, patient(STOP_LIMIT_S))[1] == []
+    assert cluster.files_left()
+    monkeypatch.setattr(run_dir, "bases", lambda: [cluster.base])
+    run_dir.sweep()
+    assert cluster.files_left() == []
+
+
 def test_sigkill_of_mpirun_ends_all_ranks_and_the_command_says_so(start: Start) -> None:
     cluster = start("mpi")
     cluster.wait_until_serving()
@@ -179,6 +198,14 @@ def test_two_clusters_side_by_side_do_not_meet(start: Start) -> None:
     assert not second.nobody_left()
     code, _ = second.end(signal.SIGTERM)
     assert (code, second.nobody_left(), second.files_left()) == (0, True, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_end_before_any_rank_has_come_leaves_nothing(start: Start, number: int) -> None:
+    cluster = start("serve")
+    assert wait_until(lambda: cluster.run_dir is not None)
+    cluster.end(number)
+    assert wait_until(lambda: not cluster.files_left()), cluster.files_left()
 
 
 def test_a_start_that_fails_tells_the_first_cause_with_its_exit_code(start: Start) -> None:
