@@ -48,7 +48,7 @@ def run(config: ServeConfig) -> int:
     try:
         return _play(process)
     except UserError as error:
-        process.fail(str(error))
+        process.fail(str(error), 2)
     except Exception as error:
         if os.environ.get("MOONCAKE_LITE_DEBUG"):
             traceback.print_exc()

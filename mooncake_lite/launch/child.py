@@ -6,6 +6,7 @@ Explained in docs/explain/lifecycle.md, "Stopping".
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -43,8 +44,8 @@ def start_child(
 def run_child(module: str, run: Callable[[Path], object]) -> NoReturn:
     """Be the child `python -m MODULE RUN_DIR`: call run(RUN_DIR), and end the process.
 
-    Exit code 0, or with one line on stderr 1 when it breaks and 2 for a UserError. It does not wait for its
-    threads: one may still tokenise a prompt of a client that has left.
+    Exit code 0, or with a last word 1 when it breaks and 2 for a UserError. It does not wait for its threads:
+    one may still tokenise a prompt of a client that has left.
     """
     code = 0
     try:
@@ -53,13 +54,13 @@ def run_child(module: str, run: Callable[[Path], object]) -> NoReturn:
         run(Path(sys.argv[1]))
     except UserError as error:
         code = 2
-        print(f"mooncake-lite: error: {error}", file=sys.stderr)
+        _say_last(str(error))
     except Exception as error:
         code = 1
         if os.environ.get("MOONCAKE_LITE_DEBUG"):
             traceback.print_exc()
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"mooncake-lite: error: {module.rpartition('.')[2]}: {why}", file=sys.stderr)
+        _say_last(f"{module.rpartition('.')[2]}: {why}")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -67,5 +68,17 @@ def run_child(module: str, run: Callable[[Path], object]) -> NoReturn:
 
 def end_child(thread: str, reason: str) -> NoReturn:
     """End this process because a thread of it has died. The next process takes its place."""
-    print(f"mooncake-lite: error: thread {thread} died: {reason}", file=sys.stderr, flush=True)
+    _say_last(f"thread {thread} died: {reason}")
     os._exit(1)
+
+
+def _say_last(why: str) -> None:
+    """Print why this process ends, and leave it in the run folder for its parent."""
+    print(f"mooncake-lite: error: {why}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, IndexError):
+        last_word(Path(sys.argv[1]), os.getpid()).write_text(why)
+
+
+def last_word(run_dir: Path, pid: int) -> Path:
+    """Return the file in which a child leaves why it ends, if it can tell."""
+    return run_dir / f"last-word-{pid}"

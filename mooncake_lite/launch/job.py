@@ -7,6 +7,7 @@ Explained in docs/explain/lifecycle.md, "Stopping".
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -21,8 +22,13 @@ from mooncake_lite.launch import processes
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.launch.mpirun import mpirun_environment, mpirun_line
 from mooncake_lite.launch.output import Output, RankLine
+from mooncake_lite.launch.place import world_from_environment
 from mooncake_lite.launch.rank_process import MPIRUN_PID
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RankState, RunDir, remove_segments
+from mooncake_lite.launch.verdict import Facts
+
+SPAWN_S = 2.0
+"""Longest time between the starts of mpirun's first and last rank on one host. Each takes milliseconds."""
 
 CLEAN_LIMIT_S = 1.0
 """How long cleaning up goes on killing; only a process stuck in the kernel outlives it."""
@@ -31,19 +37,23 @@ CLEAN_LIMIT_S = 1.0
 class MpirunJob:
     """mpirun and all that it has started on this host.
 
-    lost     ranks seen gone without a last word, in the order in which they went
-    causes   those of them that went before any rank had failed; mpirun kills the others after that
+    lost     {rank: time.time() at which it was seen gone without a last word}, in this order
+    served   every rank of this host was ready at one time
     killed   processes that had to be killed
     """
 
     def __init__(self, config: ServeConfig, mpirun: Path, command: list[str], environment: Mapping[str, str]):
         self.run_dir = RunDir.create()
-        self.lost: list[int] = []
-        self.causes: list[int] = []
+        self.lost: dict[int, float] = {}
+        self.served = False
         self.killed = 0
+        self._config = config
+        self._born: dict[tuple[int, int], int] = {}
+        self._all_born_at = math.inf
         self.selector = selectors.DefaultSelector()
         self._segments: set[str] = set()
         try:
+            self._guard = self.run_dir.guard()
             full = mpirun_environment(config, self.run_dir.path, environment)
             line = mpirun_line(mpirun, config, command, full)
             self.output = Output(config, self.run_dir.log)
@@ -85,21 +95,47 @@ class MpirunJob:
         return lines
 
     def look(self) -> dict[int, RankState]:
-        """The rank files; notes in `lost` who has gone, and which shared memory ranks have."""
+        """The rank files; notes in `lost` who has gone, in `served` whether all serve, and shared memory."""
+        vanished = set() if self.served else self._vanished()
         states = self.run_dir.states()
-        failed = any(state.state == "failed" for state in states.values())
         host = socket.gethostname()
+        gone = vanished - states.keys()
         for rank, state in states.items():
             if state.host != host:
                 continue
             self._segments.update(state.segments)
-            if rank in self.lost or state.ended or processes.alive(state.pid, state.start_time):
-                continue
-            # It may have written its last word between our two looks: look once more.
-            if not self.run_dir.states().get(rank, state).ended:
-                self.lost.append(rank)
-                self.causes += [] if failed else [rank]
+            if not (rank in self.lost or state.ended or processes.alive(state.pid, state.start_time)):
+                gone.add(rank)
+        # A rank may have written its last word between our two looks: look once more.
+        ended = {rank for rank, state in self.run_dir.states().items() if state.ended} if gone else set()
+        for rank in sorted(gone - ended - self.lost.keys()):
+            self.lost[rank] = time.time()
+        expected = 1 if self._config.hosts else self._config.ranks
+        ready = 0 in states and len(states) >= expected
+        self.served |= ready and all(state.state == "ready" for state in states.values())
         return states
+
+    def _vanished(self) -> set[int]:
+        """Ranks of this host without a process: the environment of a process tells its rank.
+
+        On one host mpirun starts all ranks at once, so that one that was never seen has ended as well.
+        """
+        if len({*self._born.values()}) < self._config.ranks:
+            for pid, started in self.processes().items():
+                place = world_from_environment(processes.environment(pid))
+                if place is not None:
+                    self._born[pid, started] = place.rank
+                    self._all_born_at = min(self._all_born_at, time.monotonic() + SPAWN_S)
+        all_born = time.monotonic() > self._all_born_at and not self._config.hosts
+        ranks = {*range(self._config.ranks)} if all_born else {*self._born.values()}
+        return ranks - {rank for process, rank in self._born.items() if processes.alive(*process)}
+
+    def facts(self, mpirun_code: int) -> Facts:
+        """What is known of the cluster. mpirun_code: before it was told to end, or 0."""
+        survives = self.served and self._config.mpi_profile == "ft"
+        signals = {rank: said for rank in self.lost if (said := self.output.signal_of(rank))}
+        printed = self.output.errors, list(self.output.last_lines)
+        return Facts(self.run_dir.states(), self.lost, survives, mpirun_code, signals, *printed)
 
     def processes(self) -> dict[int, int]:
         """{pid: start time} of everything of this job on this host: mpirun, ranks, gateway."""
@@ -141,3 +177,5 @@ class MpirunJob:
         self.output.close()
         remove_segments(sorted(self._segments))
         self.run_dir.remove()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel keeps the guard
+            self._guard.wait(CLEAN_LIMIT_S)

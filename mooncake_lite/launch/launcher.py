@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.errors import ClusterError
+from mooncake_lite.errors import ClusterError, UserError
 from mooncake_lite.launch.job import MpirunJob
 from mooncake_lite.launch.mpirun import rank_command
 from mooncake_lite.launch.progress import Progress
@@ -137,12 +137,11 @@ class Launcher:
         A rank that ends early leaves the others in MPI_Init, where nothing wakes them: all are ended. A rank
         that is lost when the cluster serves already, which is not known here yet, ends nothing.
         """
-        gone = job.lost or [rank for rank, state in states.items() if state.ended]
-        serves = (gone or self._ranks_ready(states)) and answers(self._config)
+        gone = [*job.lost, *(rank for rank, state in states.items() if state.ended)]
+        serves = (gone or job.served) and answers(self._config)
         if gone and not serves:
-            reason = self._end(job)
-            name = f"rank {gone[0]} ({self._config.role_of(gone[0])})"
-            raise ClusterError(reason or f"{name} died: it ended before the cluster was ready")
+            self._raise_cause(job)
+            raise ClusterError(f"{self._name(gone[0])} died: it ended before the cluster was ready")
         if time.monotonic() > deadline:
             busy = [f"{s.name}: {s.reason or s.state}" for s in states.values() if s.state != "ready"]
             self._end(job)
@@ -156,12 +155,6 @@ class Launcher:
         print(ready_line(self._config, job.run_dir.path), flush=True)
         return True
 
-    def _ranks_ready(self, states: dict[int, RankState]) -> bool:
-        """Whether every rank whose file is seen here serves: with several hosts, only those of this one."""
-        expected = 1 if self._config.hosts else self._config.ranks
-        seen = 0 in states and len(states) >= expected
-        return seen and all(state.state == "ready" for state in states.values())
-
     def _pump(self, job: MpirunJob, timeout_s: float) -> None:
         """Wait a little; show what ranks have printed."""
         for line in job.pump(timeout_s):
@@ -170,21 +163,32 @@ class Launcher:
     # ----------------------------------------------------------------------------------- end
 
     def _ended(self, job: MpirunJob) -> int:
-        """The cluster has ended by itself, or its conductor has. Raises ClusterError unless in order."""
-        reason = self._end(job)
-        if reason:
-            raise ClusterError(reason)
+        """The cluster has ended by itself, or its conductor has. Raises an error unless in order."""
+        self._raise_cause(job)
         self._progress.line(self._stopped(job))
         return 0
 
-    def _stopped(self, job: MpirunJob) -> str:
-        """Say that all ranks have stopped, and which were lost before. A new start fills their places."""
-        lost = [f"rank {rank} ({self._config.role_of(rank)})" for rank in job.lost]
-        return f"every rank has stopped; lost before: {', '.join(lost)}" if lost else "every rank has stopped"
+    def _raise_cause(self, job: MpirunJob) -> None:
+        """End what is left. Raises UserError or ClusterError with the first cause, unless in order."""
+        reason, code = self._end(job)
+        if code:
+            raise (UserError if code == 2 else ClusterError)(reason)
 
-    def _end(self, job: MpirunJob) -> str:
-        """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened, or ""."""
-        lost = list(job.causes)
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} ({self._config.role_of(rank)})"
+
+    def _stopped(self, job: MpirunJob) -> str:
+        """Say which ranks have stopped, and which were lost or killed. A new start fills their places."""
+        states = job.run_dir.states()
+        killed = [rank for rank, state in states.items() if not state.ended and rank not in job.lost]
+        told = {"lost before": [*job.lost], "killed": killed}
+        parts = [f"{how}: {', '.join(map(self._name, ranks))}" for how, ranks in told.items() if ranks]
+        if any(state.ended for state in states.values()):
+            parts.insert(0, "every other rank has stopped" if parts else "every rank has stopped")
+        return "; ".join(parts) or "no rank had started"
+
+    def _end(self, job: MpirunJob) -> tuple[str, int]:
+        """End what is left: a moment, mpirun's signals, SIGKILL. Returns why all this happened: why_ended."""
         started = time.monotonic()
         while job.mpirun_code() is None and time.monotonic() - started < MPIRUN_SLOWER_S:
             self._pump(job, 0.05)
@@ -195,46 +199,41 @@ class Launcher:
             self._pump(job, 0.05)
         job.kill()
         self._pump(job, 0.0)
-        return why_ended(
-            self._config,
-            job.run_dir.states(),
-            lost,
-            mpirun_code=mpirun_code or 0,
-            signals={rank: job.output.signal_of(rank) for rank in lost},
-            error=job.output.error,
-            last_lines=list(job.output.last_lines),
-        )
+        return why_ended(self._config, job.facts(mpirun_code or 0))
 
     def _stop(self, job: MpirunJob) -> int:
         """Ranks first, then mpirun, then force; all of it within five seconds."""
         started = time.monotonic()
         self._progress.line(f"stopping: {self._signals[0]}")
-        # Asked anew: ranks serve, and may be busy, a moment before `answers` has told this process so.
-        serving = self._ready or self._ranks_ready(job.look())
-        term_at_s = TERM_AT_S if serving else TERM_EARLY_AT_S
+        job.look()
+        term_at_s = TERM_AT_S if job.served else TERM_EARLY_AT_S
         spoke = _ask_to_stop(job.run_dir, f"{self._signals[0]} to the launcher")
         told_mpirun = spoke is None
         if told_mpirun:
             job.terminate()
-        while job.running():
+        runs = True
+        while runs:
             self._pump(job, 0.05)
+            runs = job.running()
+            if not (told_mpirun or job.killed):  # after that, ranks are killed and not lost
+                job.look()
             elapsed = time.monotonic() - started
             if spoke is not None and elapsed > 1.0:  # delivered by now: so that closing waits here, if at all
                 spoke.close()
                 spoke = None
-            if elapsed > term_at_s and not told_mpirun:
+            if runs and elapsed > term_at_s and not told_mpirun:
                 told_mpirun = True
                 self._progress.line(
                     f"ranks had not left by themselves after {elapsed:.1f} s; mpirun ends them"
                 )
                 job.terminate()
-            if elapsed > KILL_AT_S or len(self._signals) > 1:
+            if runs and (elapsed > KILL_AT_S or len(self._signals) > 1):
                 job.kill()
         if spoke is not None:
             spoke.close()
         if job.killed:
             self._progress.line(f"{job.killed} processes were killed")
-        elif job.lost:
+        if job.lost or job.killed or (told_mpirun and job.served):
             self._progress.line(self._stopped(job))
         return 130 if len(self._signals) > 1 else 0
 

@@ -27,6 +27,9 @@ HIDDEN_BOXES = ("is not tested for post-failure",)
 """Boxes that go to the log alone. This one comes with every window under ULFM, and no parameter stops it;
 that windows of survivors go on working after a failure is tested in tests/transport."""
 
+HIDDEN_LINES = ("NBC_Progress: an error 75 ",)
+"""Lines that go to the log alone. Open MPI prints this one where a lost rank ends a collective call."""
+
 ERROR_PREFIX = "mooncake-lite: error:"
 
 
@@ -50,13 +53,15 @@ class Output:
         self._rest: dict[str, bytes] = {}
         self._boxes: dict[int, list[str]] = {}
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self.error = ""
+        self.errors: dict[int, str] = {}
 
     def feed(self, stream: str, data: bytes) -> list[RankLine]:
         """Take bytes of one stream ("stdout", "stderr"); the complete lines of ranks that are in them.
 
-        Errors that ranks report are held back: the launcher says at the end what happened, once.
+        Errors that ranks report are held back: the launcher says at the end what happened, once. mpirun puts
+        zero bytes before some lines, which would hide what the lines begin with.
         """
+        data = data.replace(b"\0", b"")
         self._write_log(data)
         *lines, self._rest[stream] = (self._rest.get(stream, b"") + data).split(b"\n")
         found = []
@@ -67,8 +72,8 @@ class Output:
             if body.strip():
                 self.last_lines.append(body)
             if tagged and body.startswith(ERROR_PREFIX):
-                self.error = self.error or body.removeprefix(ERROR_PREFIX).strip()
-            elif tagged:
+                self.errors.setdefault(int(tagged[1]), body.removeprefix(ERROR_PREFIX).strip())
+            elif tagged and not any(words in body for words in HIDDEN_LINES):
                 rank = int(tagged[1])
                 found += [RankLine(rank, shown) for shown in self._unboxed(rank, body)]
         return found

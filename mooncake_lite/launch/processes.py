@@ -43,12 +43,20 @@ def alive(pid: int, started: int) -> bool:
     return started != 0 and start_time(pid) == started
 
 
+def environment(pid: int) -> dict[str, str]:
+    """Return the environment with which a process was started; {} when it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
+    except OSError:
+        return {}
+    return dict(line.partition("=")[::2] for line in text.split("\0"))
+
+
 def processes_with(name: str, value: str) -> dict[int, int]:
     """{pid: start time} of this user's processes that were started with `name=value` in their environment.
 
     The value is unique to a job (its run folder), so these are the job's processes and no others.
     """
-    wanted = f"{name}={value}".encode()
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
@@ -56,9 +64,9 @@ def processes_with(name: str, value: str) -> dict[int, int]:
         try:
             if folder.stat().st_uid != os.getuid():
                 continue
-            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
-                continue
         except OSError:
+            continue
+        if environment(int(folder.name)).get(name) != value:
             continue
         started = start_time(int(folder.name))
         if started:

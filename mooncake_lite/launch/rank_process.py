@@ -51,10 +51,9 @@ def die_with_parent() -> None:
 
 
 def block_stop_signals() -> None:
-    """Block SIGTERM, SIGINT and SIGHUP in this thread and all later ones.
+    """Block SIGTERM, SIGINT and SIGHUP in this thread and all later ones, so that no call is interrupted.
 
-    Call it before MPI, torch or numba start threads; `watch_signals` then takes the signals at once,
-    while a handler would wait for the end of a kernel.
+    Call it before MPI, torch or numba start threads.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
@@ -64,13 +63,24 @@ def watch_signals(
 ) -> threading.Thread:
     """Call `on_signal("SIGTERM")` or the like from a daemon thread, once for every stop signal.
 
+    A kernel of seconds delays a handler in Python, but not this thread. Linux may deliver a signal to any
+    thread that has not blocked it, such as one that OpenBLAS started before block_stop_signals. A process
+    without a handler would then end at once, so there is one, whose C part tells this thread.
+
     on_death    called with the reason when that thread dies, because the process then hears no signal
     """
+    readable, writable = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: None)
 
     def loop() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         while True:
-            number = signal.sigwait(STOP_SIGNALS)
-            on_signal(signal.Signals(number).name)
+            (number,) = os.read(readable, 1)
+            if number in STOP_SIGNALS:
+                on_signal(signal.Signals(number).name)
 
     return start_thread("signals", loop, on_death=on_death)
 

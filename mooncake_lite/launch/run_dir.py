@@ -1,25 +1,29 @@
 """The folder of one running cluster: its sockets, rank files and mpirun's temporary files.
 
 The launcher makes it, or rank 0 under a user's own mpirun. Every rank joins it, and the last process that
-leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md.
+leaves removes it. Knows no messages. Explained in docs/explain/lifecycle.md, "Stopping".
 
     RUN_DIR/                 0700, mooncake-lite.<uid>.<random>
       alive                  every process that uses the folder holds a shared flock on it
       control, heart, ...    unix sockets, so the path must stay short
       rank-<n>.json          RankState: what rank n is doing
       gateway.json           0600: the configuration, with the address and the keys of the server
+      last-word-<pid>        why a conductor or gateway ended
       mpirun.log             everything that mpirun printed
       session/               TMPDIR of mpirun and the ranks
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
 import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -41,12 +45,16 @@ FORSAKEN_S = 60.0
 """A folder without a lock file is being made at this moment, unless it is older than this."""
 
 
+ENDS = ("stopped", "failed", "refused")
+"""Last states of a rank, by its exit code. Refused: what the user asked for cannot be done."""
+
+
 class RankState(msgspec.Struct, frozen=True):
     """What rank-<n>.json holds.
 
     start_time   of the process, in clock ticks since boot (/proc/PID/stat): with the pid it names one
                  process for good
-    state        "starting" (reason: what it does now) | "ready" | "stopped" | "failed" (reason: why)
+    state        "starting" (reason: what it does now) | "ready" | one of ENDS (reason: why)
     segments     names of the files in /dev/shm that Open MPI made for this rank's node
     said_at      time.time() at which the rank said this
     """
@@ -69,7 +77,7 @@ class RankState(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """The rank has said its last word."""
-        return self.state in ("stopped", "failed")
+        return self.state in ENDS
 
 
 def read_states(folder: Path) -> dict[int, RankState]:
@@ -173,7 +181,7 @@ class RunDir:
         try:
             fcntl.flock(lock, fcntl.LOCK_UN)  # first, so that of two who leave together one succeeds
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.path, ignore_errors=True)
+            _remove(self.path)
             return True
         except OSError:
             return False
@@ -182,10 +190,26 @@ class RunDir:
 
     def remove(self) -> None:
         """Close and remove, whoever else may still have it open: the launcher's last step."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def guard(self) -> subprocess.Popen[bytes]:
+        """Start a process that removes the folder once no process uses it, and return that.
+
+        A SIGKILL of this process ends the ranks too, at times before one of them can remove the folder. The
+        guard has a session of its own, so that it outlives all of them.
+        """
+        command = [sys.executable, "-m", __name__, str(self.path)]
+        null = subprocess.DEVNULL
+        return subprocess.Popen(command, start_new_session=True, stdin=null, stdout=null, stderr=null)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder. There are several tries, because a process that is ending may put a file into it."""
+    for _ in range(5):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def bases() -> list[Path]:
@@ -216,8 +240,11 @@ def sweep() -> list[Path]:
 def _sweep_one(path: Path) -> bool:
     try:
         status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            return False
+    except OSError:  # another process has removed it
+        return False
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return False
+    try:
         lock = os.open(path / "alive", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         if time.time() - status.st_mtime < FORSAKEN_S:
@@ -261,3 +288,9 @@ def _lock_shared(folder: Path) -> int:
         os.close(lock)
         raise
     return lock
+
+
+if __name__ == "__main__":  # be the guard: wait until no process has the lock
+    with contextlib.suppress(OSError), Path(sys.argv[1], "alive").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    _sweep_one(Path(sys.argv[1]))

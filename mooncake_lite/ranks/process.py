@@ -13,7 +13,7 @@ from collections.abc import Callable
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.place import Place
 from mooncake_lite.launch.rank_process import RankFile, exit_within, hard_exit, leave_together
-from mooncake_lite.launch.run_dir import RunDir
+from mooncake_lite.launch.run_dir import ENDS, RunDir
 from transport.threads import start_thread
 
 FINISH_LIMIT_S = 1.0
@@ -78,22 +78,22 @@ class RankProcess:
         leave_together(self.run_dir, self._before_leaving_once)
         hard_exit(0)
 
-    def fail(self, reason: str) -> None:
-        """End this process now, leaving the reason in the rank file and on stderr."""
-        self.file.write("failed", reason)
+    def fail(self, reason: str, code: int = 1) -> None:
+        """End this process now with exit code 1 or 2, leaving the reason in the rank file and on stderr."""
+        self.file.write(ENDS[code], reason)
         print(f"mooncake-lite: error: rank {self.place.rank} ({self.role}): {reason}", file=sys.stderr)
         try:
             self.on_end()
             self._before_leaving_once()
             self.run_dir.leave()
         finally:
-            hard_exit(1)
+            hard_exit(code)
 
     def leave(self, reason: str, finish: Callable[[float], bool], code: int = 0) -> int:
         """End in order: finalise MPI within a limit. Returns the exit code."""
         exit_within(FINISH_LIMIT_S + 1.0, code)
         clean = finish(FINISH_LIMIT_S)
-        self.file.write("failed" if code else "stopped", reason)
+        self.file.write(ENDS[code], reason)
         self._before_leaving_once()
         self.run_dir.leave()
         if not clean:

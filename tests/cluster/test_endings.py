@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from mooncake_lite.config.cache import VARIABLE
+from mooncake_lite.errors import ClusterError
 from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import asking, machine, tiny
@@ -70,8 +72,27 @@ def test_a_polite_signal_to_the_command_ends_everything_within_five_seconds(
 
 def test_sigkill_of_the_command_ends_all_ranks_within_five_seconds(cluster: Cluster) -> None:
     processes = machine.family(cluster.pid)
+    folder = machine.run_dir(processes)
+    segments = machine.shared_memory_of(folder)
+    assert (folder / "gateway.json").exists()  # with the keys
     processes[0].kill()
     gone_within(processes, patient(5.0))
+    assert not folder.exists()
+    assert not any(segment.exists() for segment in segments)
+
+
+def test_a_gateway_that_cannot_start_ends_the_start_with_its_own_words_and_exit_code_2(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its port is taken after the launcher has looked."""
+    base = tmp_path_factory.mktemp("r")
+    child = {"env": {**os.environ, "XDG_RUNTIME_DIR": str(base)}}
+    with Cluster(emulation.flags(tmp_path / "model"), tmp_path / "log", **child) as cluster:
+        assert wait_until(lambda: list(base.glob("mooncake-lite.*")))
+        reason = f"exit code 2: cannot listen on 127.0.0.1:{cluster.port}: Address already in use"
+        with socket.create_server(("127.0.0.1", cluster.port)), pytest.raises(ClusterError, match=reason):
+            cluster.wait_ready(START_LIMIT_S)
+    assert not list(base.iterdir())
 
 
 def test_sigkill_of_mpirun_ends_all_ranks_within_five_seconds(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, UserError
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.launch.rank_process import forget_shared_memory
-from mooncake_lite.launch.run_dir import ENVIRONMENT
+from mooncake_lite.launch.run_dir import ENDS, ENVIRONMENT
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
 from mooncake_lite.model.sizes import context_length
@@ -86,12 +86,13 @@ def work(process: RankProcess) -> int:
     forget_shared_memory()
     process.ready()
     stop = Steward(spoke, monitor, world, transfers, losses, conductor, gateway).run()
+    code = 2 if stop.reason and stop.reason in (gateway.refusal, conductor.refusal) else 1
     if stop.lost:
-        process.file.write("failed", stop.reason)  # before the ends of others can end this process
+        process.file.write(ENDS[code], stop.reason)  # before the ends of others can end this process
         gateway.terminate()  # a conductor that died has told it nothing; it reads the reason there
     gateway.stop(0.5 if stop.lost else 2.0)
     if stop.lost:
-        process.fail(stop.reason)
+        process.fail(stop.reason, code)
     monitor.stop()
     conductor.stop(0.5)
     transfers.close()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mooncake_lite.launch.child import start_child
+from mooncake_lite.launch.child import last_word, start_child
 from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RunDir
 
@@ -26,6 +26,7 @@ class Child:
 
     name     of the present process, "gateway-0" and so on: its messages are not those of an earlier one
     number   in that name
+    refusal  why the last process that refused to start did so: the user's folder or flags; "" without one
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Child:
         self._settings = settings | {"parent_pid": os.getpid()}
         self._starts: list[float] = []
         self.number = -1
+        self.refusal = ""
 
     def start(self, **settings: Any) -> None:
         """Start a process, the first or the next one, with these settings besides."""
@@ -69,7 +71,12 @@ class Child:
         """Return how the process has ended. seen: why it was killed, if it was silent."""
         self.stop(1.0)
         how = f"gave {seen}" if seen.startswith("no sign of life") else how_it_ended(self._child.returncode)
-        return f"the {self._kind} process {self.pid} {how}"
+        file = last_word(self._run_dir.path, self.pid)
+        said = " ".join(file.read_text().split()) if file.exists() else ""
+        if said and self._child.returncode == 2:
+            self.refusal = said
+            return said
+        return f"the {self._kind} process {self.pid} {how}" + (f": {said}" if said else "")
 
     def terminate(self) -> None:
         """Ask it to end, if it runs."""

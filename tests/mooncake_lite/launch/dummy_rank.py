@@ -3,11 +3,15 @@
 Started by mpirun in place of `mooncake-lite serve`:  dummy_rank.py PORT BEHAVIOUR [RANK]
 
     serve          come up, stop when told to
+    survive        the same, and go on without a rank that is gone
     mpi            the same, inside MPI
     stubborn       RANK hears no Stop and no signal
     silent         no rank becomes ready; RANK is ignored
     refuse         RANK fails while it starts
+    deny           RANK cannot do what the user asked for
     vanish         RANK is gone while it starts, without a word
+    unborn         RANK is gone before it has a file
+    stillborn      RANK is gone before it is a Python program (run_launcher.py)
     chatter        RANK prints on both streams, then serves
     unheard        every rank is ready, /health answers 503, and leaving takes SLOW_S
 """
@@ -58,12 +62,14 @@ def main() -> int:
     chosen = int(sys.argv[3]) if len(sys.argv) > 3 else -1
     place = world_from_environment()
     assert place is not None
+    special = place.rank == chosen
+    if special and behaviour == "unborn":
+        hard_exit(3)
     block_stop_signals()
     die_with_parent()
     shield_output()
     run_dir = RunDir.join(os.environ[ENVIRONMENT])
     file = RankFile(run_dir, place.rank, ROLES[place.rank])
-    special = place.rank == chosen
 
     def on_signal(name: str) -> None:
         if special and behaviour == "stubborn":
@@ -85,15 +91,18 @@ def main() -> int:
     if special and behaviour == "refuse":
         file.write("failed", "it does not like it here")
         return 1
+    if special and behaviour == "deny":
+        file.write("refused", "config.json is missing")
+        return 2
     if special and behaviour == "chatter":
         print("words on stdout", flush=True)
         print("words on stderr", file=sys.stderr, flush=True)
     if behaviour != "silent":
         file.write("ready")
-    if behaviour == "unheard":
+    if behaviour in ("unheard", "unborn", "stillborn"):  # real clusters do not serve before all are there
         Health.status = 503
     if place.rank == 0:
-        conduct(port, run_dir, file)
+        conduct(port, run_dir, file, alone=behaviour == "survive")
     else:
         deaf = special and behaviour == "stubborn"
         while deaf or not (run_dir.path / "stop").exists():
@@ -108,8 +117,8 @@ def main() -> int:
     return 0
 
 
-def conduct(port: int, run_dir: RunDir, file: RankFile) -> None:
-    """Answer /health, pass Stop on, and notice when another rank is gone."""
+def conduct(port: int, run_dir: RunDir, file: RankFile, alone: bool) -> None:
+    """Answer /health, pass Stop on, and notice when another rank is gone, unless it goes on alone."""
     from mooncake_lite.messages import TO_CONDUCTOR, StopRequested
     from transport.channel import Hub
     from transport.wire import Decoder
@@ -122,7 +131,7 @@ def conduct(port: int, run_dir: RunDir, file: RankFile) -> None:
                 if isinstance(message, StopRequested) and peer == "launcher":
                     (run_dir.path / "stop").touch()
                     return
-            for state in run_dir.states().values():
+            for state in () if alone else run_dir.states().values():
                 if not state.ended and not processes.alive(state.pid, state.start_time):
                     file.write("failed", f"{state.name} died: its process has ended")
                     hard_exit(1)

@@ -59,6 +59,18 @@ def test_a_blocked_signal_reaches_the_watching_thread_while_the_main_thread_is_b
     assert (done.returncode, done.stdout) == (7, "SIGTERM\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_watching_thread_though_a_thread_of_a_library_takes_it(number: int) -> None:
+    """OpenBLAS starts threads when numpy is imported, and numpy comes with the configuration."""
+    done = run(
+        "import threading; idle = threading.Event()\n"
+        "threading.Thread(target=idle.wait, daemon=True).start()\n"
+        "block_stop_signals(); watch_signals(lambda name: (print(name, flush=True), os._exit(7)))\n"
+        f"os.kill(os.getpid(), {int(number)}); idle.wait(30)"
+    )
+    assert (done.returncode, done.stdout) == (7, f"{signal.Signals(number).name}\n")
+
+
 def test_an_exit_limit_ends_a_process_that_hangs() -> None:
     started = time.perf_counter()
     done = run("exit_within(0.1, 5); signal.pause()")

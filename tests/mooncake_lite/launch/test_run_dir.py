@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from mooncake_lite.launch import run_dir as module
 from mooncake_lite.launch.rank_process import RankFile
 from mooncake_lite.launch.run_dir import RunDir, bases, remove_segments, sweep
 from mooncake_lite.ranks.process import RankProcess
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.quick
 
@@ -80,6 +83,61 @@ def test_whoever_leaves_last_removes_the_folder() -> None:
     assert [folder.leave() for folder in [launcher, *ranks]] == [False, False, False, True]
     assert not launcher.path.exists()
     assert ranks[0].leave() is False  # a second time changes nothing
+
+
+def test_a_file_that_a_process_makes_while_it_ends_does_not_keep_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = RunDir.create()
+    real = shutil.rmtree
+    late = iter(["heart", "rank-0.json"])
+
+    def rmtree(path: Path, **how: bool) -> None:
+        real(path, **how)
+        for name in itertools.islice(late, 1):
+            path.mkdir()
+            (path / name).touch()
+
+    monkeypatch.setattr(module.shutil, "rmtree", rmtree)
+    assert folder.leave()
+    assert not folder.path.exists()
+
+
+def waits_for_a_lock(process: subprocess.Popen[bytes]) -> bool:
+    """The kernel marks the lines of those that wait by an arrow: "1: -> FLOCK  ADVISORY  WRITE 4711 ..."."""
+    lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return any(line[1] == "->" and line[5] == str(process.pid) for line in lines)
+
+
+def test_the_guard_removes_the_folder_when_the_last_process_that_uses_it_has_been_killed() -> None:
+    folder = RunDir.create()
+    rank = RunDir.join(folder.path)
+    guard = folder.guard()
+    try:
+        os.close(folder._lock)  # as a SIGKILL does
+        assert wait_until(lambda: waits_for_a_lock(guard))
+        assert sweep() == []
+        os.close(rank._lock)
+        assert guard.wait(30) == 0
+    finally:
+        guard.kill()
+        guard.wait()
+    assert not folder.path.exists()
+
+
+def test_the_guard_ends_when_the_folder_has_been_removed() -> None:
+    folder = RunDir.create()
+    guard = folder.guard()
+    folder.remove()
+    assert guard.wait(30) == 0
+
+
+def test_a_sweep_takes_no_harm_from_a_folder_that_another_one_removes_meanwhile(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = base / f"mooncake-lite.{os.getuid()}.gone"
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [gone])
+    assert sweep() == []
 
 
 def test_a_sweep_spares_what_somebody_uses_and_removes_what_nobody_does() -> None:

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from mooncake_lite.launch import run_dir
 from mooncake_lite.tracing.tracer import PartFile, Tracer
 from tests.mooncake_lite.launch.conftest import LIMIT_S, STOP_LIMIT_S, DummyCluster
 from tests.mooncake_lite.tracing.reading import read
@@ -60,6 +62,7 @@ def test_a_rank_that_hears_nothing_is_killed_before_five_seconds_are_over(start:
         assert time.monotonic() - told < patient(STOP_LIMIT_S)
         assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
         assert cluster.said("ranks had not left by themselves after 4.")  # exit code 0 does not tell
+    assert clusters[1].said("every other rank has stopped; killed: rank 2 (decode)\n")
 
 
 @alone
@@ -104,6 +107,23 @@ def test_sigkill_of_the_command_ends_all_ranks_and_the_last_one_removes_the_fold
     assert wait_until(lambda: not cluster.files_left()), cluster.files_left()
 
 
+def test_what_stays_when_all_processes_are_killed_at_once_goes_with_the_next_start(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = start("mpi")
+    cluster.wait_until_serving()
+    command = psutil.Process(cluster.process.pid)
+    family = [command, *command.children(recursive=True)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in family:
+            process.send_signal(number)
+    assert psutil.wait_procs(family, patient(STOP_LIMIT_S))[1] == []
+    assert cluster.files_left()
+    monkeypatch.setattr(run_dir, "bases", lambda: [cluster.base])
+    run_dir.sweep()
+    assert cluster.files_left() == []
+
+
 def test_sigkill_of_mpirun_ends_all_ranks_and_the_command_says_so(start: Start) -> None:
     cluster = start("mpi")
     cluster.wait_until_serving()
@@ -126,6 +146,31 @@ def test_a_killed_rank_is_named_and_the_others_end(start: Start) -> None:
         assert cluster.process.wait(LIMIT_S) == 1
         assert (cluster.nobody_left(), cluster.files_left()) == (True, [])
         assert cluster.said(f"mooncake-lite: error: {reasons[victim]}"), cluster.output.read_text()
+
+
+def test_the_end_names_the_rank_that_ended_the_cluster_and_not_one_that_was_lost_before(start: Start) -> None:
+    cluster = start("survive")
+    cluster.wait_until_serving()
+    for victim in (3, 0):
+        os.kill(cluster.pid_of(victim), signal.SIGKILL)
+    assert cluster.process.wait(LIMIT_S) == 1
+    assert cluster.said("mooncake-lite: error: rank 0 (steward) died: "), cluster.output.read_text()
+
+
+def test_ranks_that_are_lost_long_before_a_stop_just_before_it_and_during_it_are_named(start: Start) -> None:
+    cluster = start("survive")
+    cluster.wait_until_serving()
+    os.kill(cluster.pid_of(3), signal.SIGKILL)
+    os.kill(cluster.pid_of(0), signal.SIGSTOP)  # the stop takes as long as this test needs
+    os.kill(cluster.pid_of(2), signal.SIGKILL)
+    cluster.process.send_signal(signal.SIGTERM)
+    assert wait_until(lambda: cluster.said("stopping"))
+    os.kill(cluster.pid_of(1), signal.SIGKILL)
+    os.kill(cluster.pid_of(0), signal.SIGCONT)
+    assert cluster.process.wait(LIMIT_S) == 0
+    assert cluster.said("every other rank has stopped; lost before: "), cluster.output.read_text()
+    assert all(cluster.said(name) for name in ("rank 1 (prefill)", "rank 2 (decode)", "rank 3 (store)"))
+    assert not cluster.said("every rank has stopped")
 
 
 def test_a_killed_rank_leaves_the_trace_of_what_was_written_until_then(
@@ -155,18 +200,30 @@ def test_two_clusters_side_by_side_do_not_meet(start: Start) -> None:
     assert (code, second.nobody_left(), second.files_left()) == (0, True, [])
 
 
-def test_a_rank_that_fails_while_starting_ends_the_start_with_its_reason(start: Start) -> None:
-    cluster = start("refuse", 2)
-    assert cluster.process.wait(LIMIT_S) == 1
-    assert cluster.said("mooncake-lite: error: rank 2 (decode) failed: it does not like it here")
-    assert cluster.files_left() == []
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_end_before_any_rank_has_come_leaves_nothing(start: Start, number: int) -> None:
+    cluster = start("serve")
+    assert wait_until(lambda: cluster.run_dir is not None)
+    cluster.end(number)
+    assert wait_until(lambda: not cluster.files_left()), cluster.files_left()
 
 
-def test_a_rank_that_vanishes_while_starting_is_named(start: Start) -> None:
-    cluster = start("vanish", 3)
-    assert cluster.process.wait(LIMIT_S) == 1
-    assert cluster.said("mooncake-lite: error: rank 3 (store) died: "), cluster.output.read_text()
-    assert cluster.files_left() == []
+def test_a_start_that_fails_tells_the_first_cause_with_its_exit_code(start: Start) -> None:
+    """A cluster for each cause, all at once."""
+    died = "rank 2 (decode) died: "
+    causes = {
+        "refuse": (1, "rank 2 (decode) failed: it does not like it here\n"),
+        "deny": (2, "config.json is missing\n"),
+        "vanish": (1, died),
+        "unborn": (1, died),
+        "stillborn": (1, died),
+    }
+    clusters = {behaviour: start(behaviour, 2) for behaviour in causes}
+    for behaviour, (code, reason) in causes.items():
+        cluster = clusters[behaviour]
+        assert cluster.process.wait(LIMIT_S) == code, behaviour
+        assert cluster.said(f"mooncake-lite: error: {reason}"), cluster.output.read_text()
+        assert cluster.files_left() == []
 
 
 def test_ranks_that_never_become_ready_are_given_up_with_what_they_were_doing(start: Start) -> None:

@@ -3,85 +3,196 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.output import Output, RankLine
 from mooncake_lite.launch.processes import how_it_ended
 from mooncake_lite.launch.run_dir import RankState
-from mooncake_lite.launch.verdict import why_ended, why_told_to_end
+from mooncake_lite.launch.verdict import Facts, why_ended, why_told_to_end
 
 pytestmark = pytest.mark.quick
 
 CONFIG = ServeConfig()
 
 
-def states(*pairs: tuple[str, str]) -> dict[int, RankState]:
-    """Rank files of ranks 0, 1, ...: (state, reason)."""
+def states(*said: tuple[str, str] | tuple[str, str, float]) -> dict[int, RankState]:
+    """Rank files of ranks 0, 1, ...: (state, reason, when it was said). By default at 2.0."""
     return {
         rank: RankState(
-            rank=rank, role=CONFIG.role_of(rank), pid=1, start_time=1, host="h", state=state, reason=reason
+            rank=rank, role=CONFIG.role_of(rank), pid=1, start_time=1, host="h", state=state, reason=reason,
+            said_at=at[0] if at else 2.0,
         )
-        for rank, (state, reason) in enumerate(pairs)
-    }
+        for rank, (state, reason, *at) in enumerate(said)
+    }  # fmt: skip
 
 
-def verdict(found: dict[int, RankState], lost: list[int] | None = None, **more: object) -> str:
-    facts = {"mpirun_code": 0, "signals": {}, "error": "", "last_lines": []} | more
-    return why_ended(CONFIG, found, lost or [], **facts)  # type: ignore[arg-type]
+def known(found: dict[int, RankState], *lost: int, survives: bool = False, **more: Any) -> Facts:
+    """What is known. lost: ranks that were seen gone at 1.0, 1.1, ..."""
+    seen = {rank: 1.0 + index / 10 for index, rank in enumerate(lost)}
+    return Facts(found, **({"lost": seen, "survives": survives} | more))
 
 
 STOPPED = ("stopped", "")
 READY = ("ready", "")
+STARTING = ("starting", "joining MPI")
 SILENCE = "rank 0 (steward) gave no sign of life for 6.2 s"
 FOLLOWED = ("failed", f"stopped: {SILENCE}")
 GATEWAY_KILLED = "the gateway process 77 was killed by signal 9 (SIGKILL)"
+NO_TOKENIZER = "/models/x/tokenizer.json is missing"
+REFUSED = ("refused", NO_TOKENIZER)
+NO_WORD = "died: its process ended without a last word"
+IN_ORDER = ("", 0)
+
+SITUATIONS = {
+    "every rank stopped": (known(states(STOPPED, STOPPED, STOPPED, STOPPED)), IN_ORDER),
+    "a rank was lost before an orderly stop": (
+        known(states(STOPPED, STOPPED, READY, STOPPED), 2, survives=True),
+        IN_ORDER,
+    ),
+    "a rank was killed in an orderly stop": (
+        known(states(STOPPED, STOPPED, READY, STOPPED), survives=True),
+        IN_ORDER,
+    ),
+    "a rank failed before an orderly stop": (
+        known(states(STOPPED, ("failed", "KeyError: 1", 0.0), STOPPED, STOPPED), survives=True),
+        IN_ORDER,
+    ),
+    "the steward names a rank": (
+        known(states(("failed", "rank 2 (decode) died: no heartbeat for 6 s"), STOPPED, READY, STOPPED), 2),
+        ("rank 2 (decode) died: no heartbeat for 6 s", 1),
+    ),
+    "the gateway was killed, and ranks after it": (
+        known(states(("failed", GATEWAY_KILLED), READY, READY, READY), 1),
+        (GATEWAY_KILLED, 1),
+    ),
+    "the gateway refuses": (known(states(REFUSED, FOLLOWED, FOLLOWED, FOLLOWED)), (NO_TOKENIZER, 2)),
+    "the steward refuses, and all ranks leave": (
+        known(states(*[REFUSED] * 4), mpirun_code=2),
+        (NO_TOKENIZER, 2),
+    ),
+    "a rank refuses, and the steward names it": (
+        known(
+            states(("failed", f"rank 2 (decode) failed: ModelError: {NO_TOKENIZER}"), FOLLOWED, REFUSED), 1
+        ),
+        (NO_TOKENIZER, 2),
+    ),
+    "a rank refused long ago, and the others went on until rank 0 was killed": (
+        known(states(READY, READY, REFUSED, READY), 0, survives=True),
+        (f"rank 0 (steward) {NO_WORD}", 1),
+    ),
+    "a steward hung, and wakes up to blame a rank that ended because of it": (
+        known(states(("failed", "rank 2 (decode) died: its process 7 ended", 3.0), READY, FOLLOWED, READY)),
+        (SILENCE, 1),
+    ),
+    "a steward hung, and wakes up to hear mpirun's signal": (
+        known(states(("stopped", "SIGTERM", 3.0), FOLLOWED, FOLLOWED, FOLLOWED), survives=True),
+        (SILENCE, 1),
+    ),
+    "a steward stopped in order, and a rank that had not heard of it follows": (
+        known(states(STOPPED, ("failed", f"stopped: {SILENCE}", 9.0), STOPPED, STOPPED), survives=True),
+        IN_ORDER,
+    ),
+    "mpirun was killed": (
+        known(states(*[("stopped", "SIGTERM")] * 4), mpirun_code=-9),
+        ("mpirun was killed by signal 9 (SIGKILL)", 1),
+    ),
+    "a rank was killed while another one starts": (
+        known(states(STARTING, STARTING, READY, STARTING), 2, 1),
+        (f"rank 2 (decode) {NO_WORD}", 1),
+    ),
+    "a rank vanished before its file": (
+        known({0: states(STARTING)[0]}, 2),
+        (f"rank 2 (decode) {NO_WORD}", 1),
+    ),
+    "a rank vanished before its file, with an error line": (
+        known({0: states(STARTING)[0]}, 2, errors={0: "gateway: KeyError: 5", 2: "no run folder"}),
+        ("rank 2 (decode) died: no run folder", 1),
+    ),
+    "mpirun says which of two lost ranks was killed": (
+        known(states(READY, STOPPED, STOPPED, READY), 0, 3, signals={3: "signal 9 (Killed)"}),
+        ("rank 3 (store) died: signal 9 (Killed)", 1),
+    ),
+    "rank 0 was killed": (
+        known(states(READY, FOLLOWED, FOLLOWED, FOLLOWED), 0, survives=True),
+        (f"rank 0 (steward) {NO_WORD}", 1),
+    ),
+    "rank 3 was lost, and rank 0 long after it": (
+        known(states(READY, READY, READY, READY), 3, 0, survives=True, signals={3: "signal 9 (Killed)"}),
+        (f"rank 0 (steward) {NO_WORD}", 1),
+    ),
+    "rank 1 failed, and rank 0 was killed long after it": (
+        known(states(READY, ("failed", "KeyError: 1", 0.0), READY, READY), 0, survives=True),
+        (f"rank 0 (steward) {NO_WORD}", 1),
+    ),
+    "rank 0 was killed long after its gateway printed an error and was started again": (
+        known(states(*[READY] * 4), 0, survives=True, errors={0: "thread heart died: KeyError: 5"}),
+        (f"rank 0 (steward) {NO_WORD}", 1),
+    ),
+    "rank 3 was lost, and rank 0 fails long after it": (
+        known(states(("failed", "ValueError: 5"), FOLLOWED, READY, READY), 3, survives=True),
+        ("rank 0 (steward) failed: ValueError: 5", 1),
+    ),
+    "rank 3 was lost, and rank 0 falls silent long after it": (
+        known(states(READY, FOLLOWED, FOLLOWED, READY), 3, survives=True),
+        (SILENCE, 1),
+    ),
+    "rank 0 fell silent, and was killed by mpirun then": (
+        known(states(READY, FOLLOWED, FOLLOWED, READY), lost={3: 1.0, 0: 3.0}, survives=True),
+        (SILENCE, 1),
+    ),
+    "a rank that woke up was told that it is lost, and rank 0 was killed long after it": (
+        known(
+            states(READY, ("failed", "stopped: rank 1 (prefill) died: no sign of life", 0.0)),
+            0,
+            survives=True,
+        ),
+        (f"rank 0 (steward) {NO_WORD}", 1),
+    ),
+    "a rank failed in the start, and others followed": (
+        known(
+            states(("failed", "stopped: 2", 1.0), ("failed", "stopped: 2", 1.0), ("failed", "out of memory"))
+        ),
+        ("rank 2 (decode) failed: out of memory", 1),
+    ),
+    "ranks follow, and the steward was killed before it could tell": (
+        known(states(READY, ("failed", "stopped: rank 2 (decode) died: its process 7 ended"), READY, READY)),
+        ("rank 2 (decode) died: its process 7 ended", 1),
+    ),
+    "two ranks failed in the start": (
+        known(states(STARTING, ("failed", "late", 3.0), ("failed", "out of memory", 2.0), STARTING)),
+        ("rank 2 (decode) failed: out of memory", 1),
+    ),
+    "a rank was killed in the start, and another one failed before the launcher had looked": (
+        known(states(STARTING, ("failed", "MPI_ERR_PROC_FAILED", 0.9), STARTING, STARTING), 2),
+        (f"rank 2 (decode) {NO_WORD}", 1),
+    ),
+    "nothing but an error line": (known({}, mpirun_code=2, errors={0: "no such flag"}), ("no such flag", 2)),
+    "nothing but what mpirun said": (
+        known({}, mpirun_code=213, last_lines=["a", "b", "not enough slots"]),
+        ("mpirun ended with exit code 213 before every rank had started: a | b | not enough slots", 1),
+    ),
+}
 
 
-def test_everybody_stopped_is_no_error() -> None:
-    assert verdict(states(STOPPED, STOPPED, STOPPED, STOPPED)) == ""
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_first_cause_is_told_with_the_exit_code(situation: str) -> None:
+    facts, expected = SITUATIONS[situation]
+    assert why_ended(CONFIG, facts) == expected
 
 
-def test_a_cluster_that_went_on_without_a_rank_and_was_stopped_later_has_no_error() -> None:
-    assert verdict(states(STOPPED, STOPPED, READY, STOPPED), [2]) == ""
+def test_without_ulfm_ranks_that_mpirun_killed_after_a_failure_are_no_cause() -> None:
+    facts = known(states(STARTING, STARTING, ("failed", "out of memory"), STARTING), lost={0: 2.1, 1: 2.1})
+    assert why_ended(ServeConfig(mpi_profile="fast"), facts)[0] == "rank 2 (decode) failed: out of memory"
 
 
-def test_the_conductors_verdict_comes_first() -> None:
-    found = states(("failed", "rank 2 (decode) died: no heartbeat for 6 s"), STOPPED, ("ready", ""), STOPPED)
-    assert verdict(found, [2]) == "rank 2 (decode) died: no heartbeat for 6 s"
-
-
-def test_a_lost_conductor_is_the_cause_and_not_those_who_noticed() -> None:
-    found = states(("ready", ""), FOLLOWED, FOLLOWED, FOLLOWED)
-    assert verdict(found, [0]) == "rank 0 (steward) died: its process ended without a last word"
-
-
-def test_a_killed_gateway_is_the_cause_though_ranks_were_killed_after_it() -> None:
-    found = states(("failed", GATEWAY_KILLED), READY, READY, READY)
-    assert verdict(found, [1]) == GATEWAY_KILLED
-
-
-def test_a_conductor_that_hung_and_wakes_up_does_not_blame_a_rank_that_ended_because_of_it() -> None:
-    accused = ("failed", "rank 2 (decode) died: its process 7 ended")
-    assert verdict(states(accused, READY, FOLLOWED, READY)) == SILENCE
-    assert verdict(states(accused, READY, ("failed", f"stopped: {accused[1]}"), READY)) == accused[1]
-
-
-def test_a_rank_that_hung_and_wakes_up_does_not_blame_the_conductor_that_ended_it() -> None:
+def test_a_rank_that_hung_and_wakes_up_does_not_blame_the_steward_that_ended_it() -> None:
     died = "rank 1 (prefill) died: no sign of life for 6.0 s"
-    conductor, hung = states(("failed", died), FOLLOWED).values()
-    late = msgspec.structs.replace(hung, said_at=12.0)
-    assert verdict({0: msgspec.structs.replace(conductor, said_at=11.0), 1: late}) == died
-    assert verdict({0: msgspec.structs.replace(conductor, said_at=13.0), 1: late}) == SILENCE
-
-
-def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_it() -> None:
-    assert verdict(states(READY, FOLLOWED, FOLLOWED, READY)) == SILENCE
-    assert verdict(states(("failed", "ValueError: 5"), FOLLOWED, READY, READY)) == (
-        "rank 0 (steward) failed: ValueError: 5"
-    )
+    late = ("failed", f"stopped: {SILENCE}", 12.0)
+    assert why_ended(CONFIG, known(states(("failed", died, 11.0), late)))[0] == died
+    assert why_ended(CONFIG, known(states(("failed", died, 13.0), late)))[0] == SILENCE
 
 
 @pytest.mark.parametrize(
@@ -97,6 +208,9 @@ def test_a_conductor_that_hangs_is_the_cause_and_not_those_who_ended_because_of_
         (states(READY, ("failed", "KeyError: 1")), False, "rank 1 (prefill) failed: KeyError: 1"),
         (states(("stopped", "SIGTERM"), READY), True, "rank 0 (steward) was told to end: SIGTERM"),
         (states(READY, READY), True, "rank 0 (steward) died"),
+        (states(READY, ("failed", "KeyError: 1")), True, "rank 0 (steward) died"),
+        (states(("stopped", "SIGTERM"), ("failed", "KeyError: 1")), True, "rank 1 (prefill) failed"),
+        (states(REFUSED, READY), True, NO_TOKENIZER),
         (states(READY, READY), False, "the gateway was told to end"),
         ({}, False, "the gateway was told to end"),
     ],
@@ -113,36 +227,6 @@ def test_an_exit_code_is_told_in_words() -> None:
     assert how_it_ended(-63) == "was killed by signal 63"
 
 
-def test_mpirun_ends_with_0_though_a_rank_was_killed_and_the_rank_is_named_with_the_signal() -> None:
-    found = states(READY, STOPPED, STOPPED, READY)
-    said = verdict(found, [3], signals={3: "signal 9 (Killed)"})
-    assert said == "rank 3 (store) died: signal 9 (Killed)"
-
-
-def test_a_rank_that_failed_is_told_before_those_that_followed_it() -> None:
-    found = states(FOLLOWED, FOLLOWED, ("failed", "out of memory"), FOLLOWED)
-    assert verdict(found) == "rank 2 (decode) failed: out of memory"
-
-
-def test_a_killed_mpirun_is_told_as_such() -> None:
-    assert (
-        verdict(states(*[("stopped", "SIGTERM")] * 4), mpirun_code=-9)
-        == "mpirun was killed by signal 9 (SIGKILL)"
-    )
-
-
-def test_a_start_without_any_rank_shows_what_mpirun_said() -> None:
-    said = verdict({}, mpirun_code=213, last_lines=["a", "b", "There are not enough slots"])
-    assert (
-        said
-        == "mpirun ended with exit code 213 before every rank had started: a | b | There are not enough slots"
-    )
-
-
-def test_an_error_that_a_rank_has_printed_is_used_when_there_is_no_file() -> None:
-    assert verdict({}, mpirun_code=2, error="max_model_len=9 is wrong") == "max_model_len=9 is wrong"
-
-
 def test_lines_of_ranks_are_shown_and_mpiruns_own_and_errors_are_kept(tmp_path: Path) -> None:
     output = Output(CONFIG, tmp_path / "log")
     first = output.feed("stdout", b"[1,2]<stdout>: hel")
@@ -153,7 +237,7 @@ def test_lines_of_ranks_are_shown_and_mpiruns_own_and_errors_are_kept(tmp_path: 
     output.feed("stderr", b"signal 9 (Killed).\n")
     output.close()
     assert (first, second, third) == ([], [RankLine(2, "hello")], [])
-    assert (output.name(2), output.error) == ("decode-2", "rank 2 is gone")
+    assert (output.name(2), output.errors) == ("decode-2", {0: "rank 2 is gone"})
     assert (output.signal_of(2), output.signal_of(1)) == ("signal 9 (Killed)", "")
     assert (tmp_path / "log").read_bytes().startswith(b"[1,2]<stdout>: hello\n")
 
@@ -180,3 +264,22 @@ def test_a_bar_that_opens_nothing_holds_no_line_back_for_ever(tmp_path: Path) ->
     shown = output.feed("stdout", "".join(f"[1,3]<stdout>: {line}\n" for line in lines).encode())
     output.close()
     assert [line.text for line in shown] == lines
+
+
+def test_zero_bytes_before_a_line_hide_neither_an_error_nor_a_box(tmp_path: Path) -> None:
+    output = Output(CONFIG, tmp_path / "log")
+    shown = output.feed(
+        "stderr", b"[1,2]<stderr>: \0words\n\0[1,0]<stderr>: \0mooncake-lite: error: it is gone\n"
+    )
+    output.close()
+    assert (shown, output.errors) == ([RankLine(2, "words")], {0: "it is gone"})
+    assert b"\0" not in (tmp_path / "log").read_bytes()
+
+
+def test_what_open_mpi_says_of_a_call_that_a_lost_rank_ended_goes_to_the_log_alone(tmp_path: Path) -> None:
+    output = Output(CONFIG, tmp_path / "log")
+    says = "NBC_Progress: an error 75 was found during schedule 0x1 at row-offset 8 - aborting the schedule"
+    shown = output.feed("stderr", f"[1,1]<stderr>: \0{says}\n[1,1]<stderr>: words\n".encode())
+    output.close()
+    assert shown == [RankLine(1, "words")]
+    assert says in (tmp_path / "log").read_text()

@@ -18,14 +18,18 @@ from mooncake_lite.ranks.steward.children import MOST_STARTS, WITHIN_S, Child
 pytestmark = pytest.mark.quick
 
 
+SLEEP = "import time; time.sleep(60)"
+
+
 class Machine:
     """Starts sleepers in place of conductors, and has a clock.
 
+    program    what is run instead of sleeping
     settings   that each was started with; started: the processes; now: seconds
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.now = folder, 1000.0
+        self.folder, self.now, self.program = folder, 1000.0, SLEEP
         self.settings: list[dict[str, Any]] = []
         self.started: list[subprocess.Popen[bytes]] = []
 
@@ -33,7 +37,7 @@ class Machine:
         """Start a process that does nothing."""
         assert command[1:] == ["-m", "mooncake_lite.conductor", str(self.folder)]
         self.settings.append(json.loads((self.folder / "conductor.json").read_text()))
-        self.started.append(subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]))
+        self.started.append(subprocess.Popen([sys.executable, "-c", self.program, str(self.folder)]))
         return self.started[-1]
 
 
@@ -80,6 +84,32 @@ def test_a_child_has_its_settings_and_a_new_name_with_each_start(machine: Machin
 def test_a_child_that_was_killed_for_its_silence_is_said_to_have_been_silent(child: Child) -> None:
     said = child.end_of("no sign of life for 6.1 s")
     assert said == f"the conductor process {child.pid} gave no sign of life for 6.1 s"
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "refusal"),
+    [
+        ("raise UserError('x.json is\\nmissing')", "x.json is missing", "x.json is missing"),
+        ("raise KeyError(5)", "the conductor process {} ended with exit code 1: conductor: KeyError: 5", ""),
+        (
+            "end_child('heart', 'gone')",
+            "the conductor process {} ended with exit code 1: thread heart died: gone",
+            "",
+        ),
+    ],
+)
+def test_the_own_words_of_a_child_are_why_it_ended(
+    machine: Machine, child: Child, program: str, said: str, refusal: str
+) -> None:
+    machine.started[0].kill()
+    machine.program = (
+        "from mooncake_lite.launch.child import *\n"
+        f"def run(run_dir):\n    {program}\n"
+        "run_child('mooncake_lite.conductor', run)"
+    )
+    child.start(term=1)
+    machine.started[1].wait(30)
+    assert (child.end_of("its process ended"), child.refusal) == (said.format(child.pid), refusal)
 
 
 def test_a_child_that_ends_too_often_may_not_start_again(machine: Machine, child: Child) -> None:
