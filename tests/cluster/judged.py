@@ -139,7 +139,9 @@ def ask_drawn(base_url: str, requests: Iterable[Drawn]) -> Counter[str]:
     return found
 
 
-def plain_requests(salt: str, never: Iterable[int] = (), count: int = 8) -> list[dict[str, Any]]:
+def plain_requests(
+    salt: str, never: Iterable[int] = (), count: int = 8, temperatures: tuple[int, ...] = (0, 1)
+) -> list[dict[str, Any]]:
     """Bodies of greedy and seeded requests in turns, of 20 to 130 tokens of ids that every model has.
 
     salt    reuse no KV of requests with another one
@@ -150,7 +152,7 @@ def plain_requests(salt: str, never: Iterable[int] = (), count: int = 8) -> list
     return [
         {
             "prompt": [3 + (7 * i + k * k) % 180 for k in range(20 + 16 * i)],
-            **how, "temperature": i % 2, "seed": i, "cache_salt": salt,
+            **how, "temperature": temperatures[i % len(temperatures)], "seed": i, "cache_salt": salt,
         }
         for i in range(count)
     ]  # fmt: skip
