@@ -6,8 +6,11 @@ nothing of what lies behind the port. See docs/reference/http.md.
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -75,16 +78,41 @@ def open_client(
 ) -> Client:
     """Make a client of the server at this URL, of httpx's kind. Raises UserError when it is no URL.
 
+    A server on this machine is asked without the proxies of the environment: they do not see this loopback
+    interface, and would get its prompts. Raises UserError for a proxy that httpx cannot use.
+
     more   options of the client
     """
     import httpx
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
     try:
-        return kind(base_url=base, headers=headers, timeout=timeout, **more)
+        base = httpx.URL(url.rstrip("/").removesuffix("/metrics").removesuffix("/v1"))
+        here = is_loopback(base.host)
     except (httpx.InvalidURL, UnicodeError, ValueError) as error:
         raise UserError(f"--url {url!r} is no URL: {error}") from None
+    try:
+        if base.scheme == "https":
+            more["verify"] = httpx.create_ssl_context()  # of the environment, which may name certificates
+        return kind(base_url=base, headers=headers, timeout=timeout, trust_env=not here, **more)
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        kind_of_name = "SSL_CERT_" if isinstance(error, OSError) else "_PROXY"
+        found = ", ".join(sorted(name for name in os.environ if kind_of_name in name.upper()))
+        raise UserError(
+            f"{found} of the environment cannot be used for {url} ({one_line(error)}); unset what is wrong, "
+            "or name the host in NO_PROXY"
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a connection to this host stays on this machine, as far as its name tells."""
+    name = host.lower().rstrip(".")
+    try:
+        address = ipaddress.ip_address(name if ":" in name else socket.inet_aton(name))
+    except (OSError, ValueError):
+        return name == "localhost" or name.endswith(".localhost")
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 def stream_answer(
