@@ -32,11 +32,18 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 WITH_KEY = "; give its API key with --api-key or MOONCAKE_LITE_API_KEY"
 """What to do when a server answers with HTTP 401."""
 
+TOO_LONG = re.compile("context_length_exceeded|maximum context length")
+"""OpenAI's code, or words of vLLM, which has no code."""
+
 BROKE_OFF = "the server broke off in the middle of an answer"
 
 
 class AnswerFailed(ClusterError):
     """The server refused a request, or its answer broke off."""
+
+
+class TooLong(AnswerFailed):
+    """The prompt, or the prompt and the longest answer together, do not fit into the context."""
 
 
 @dataclass(slots=True)
@@ -134,7 +141,8 @@ def stream_answer(
         with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
                 response.read()
-                raise AnswerFailed(problem_of(response))
+                refused = TooLong if TOO_LONG.search(response.text) else AnswerFailed
+                raise refused(problem_of(response))
             read_answer(response.iter_lines(), answer, on_text, lambda: time.perf_counter() - sent)
     except httpx.ReadTimeout:
         raise AnswerFailed(f"the server was silent for {client.timeout.read:.0f} s") from None

@@ -17,6 +17,7 @@ from mooncake_lite.llm import LLM
 from mooncake_lite.tools.client import (
     AnswerFailed,
     StreamedAnswer,
+    TooLong,
     is_loopback,
     open_client,
     problem_of,
@@ -126,6 +127,23 @@ def test_a_server_that_is_not_there_is_one_clear_error() -> None:
 )
 def test_an_error_is_told_in_the_servers_own_words(body: str, says: str) -> None:
     assert problem_of(httpx.Response(503, text=body)) == f"{says} (HTTP 503)"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_too_long"),
+    [
+        ("This model's maximum context length is 8 tokens. However, you requested 9", True),  # vLLM
+        ("the queue is full", False),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_known_from_other_refusals(message: str, is_too_long: bool) -> None:
+    refusing = httpx.MockTransport(lambda _: httpx.Response(400, json={"error": {"message": message}}))
+    with (
+        httpx.Client(base_url="http://llm.example", transport=refusing) as client,
+        pytest.raises(AnswerFailed, match=message[:20]) as caught,
+    ):
+        stream_answer(client, {"messages": []}, StreamedAnswer(), print)
+    assert isinstance(caught.value, TooLong) == is_too_long
 
 
 # ---------------------------------------------------------------------------------- proxies
