@@ -38,8 +38,8 @@ TEMPERATURE = 0.2
 answers with unrelated words; 0.2 is what the default model's authors use in their examples."""
 
 MAX_TOKENS = 512
-"""Longest answer where the user names none, or a quarter of the context if that is less. A small model may not
-find an end: a whole context of repetitions takes minutes."""
+"""Longest answer where the user names none, or a quarter of the context if that is less. A small model may
+not find an end: a whole context of repetitions takes minutes."""
 
 STOPPED, LOOPED = "stopped", "stopped, because it repeats itself"
 """The finish of an answer that the user has interrupted, and of one that this command has."""
