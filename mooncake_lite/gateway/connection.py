@@ -6,7 +6,6 @@ Used by `__main__`. Knows no request's meaning; what an ASGI application can do 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import socket
 from typing import Any
@@ -21,10 +20,10 @@ from mooncake_lite.gateway.cross_origin import headers_for
 from mooncake_lite.gateway.half_closed import AnswerAhead, abort_when_gone
 from mooncake_lite.gateway.problems import error_object
 
-LINGER_S, LINGER_MOST_S, LINGER_BYTES = 1.0, 10.0, 256 << 20
-"""After an answer to a request that has not come whole: the longest pause between its bytes, the longest
-time, and the most bytes that are dropped. Many clients read no answer before they have sent all. A connection
-that is closed while bytes come is reset, and they never see the answer."""
+LINGER_S, LINGER_BYTES = 10.0, 256 << 20
+"""After an answer to a request that has not come whole: how long, and how many bytes, are dropped. Many
+clients read no answer before they have sent all. A connection that is closed while bytes come is reset, and
+they never see the answer."""
 
 HEAD_BYTES = 16 * 1024
 """Longest request line and headers together, as in Node. nginx takes 8 KiB for each header."""
@@ -79,7 +78,7 @@ class Connection(H11Protocol):
 
     conn: ShortHeads
     _direct: asyncio.Transport
-    _lingers_until_s = math.inf
+    is_lingering = False  # the answer is sent, and the rest of its request is dropped
     _num_dropped = 0
     _header_timer: asyncio.TimerHandle | None = None
     _half_closed: asyncio.Task[None] | None = None
@@ -103,13 +102,11 @@ class Connection(H11Protocol):
         """Take bytes of a request, or drop those of a request that has its answer already."""
         if self.is_lingering or self._is_answered_early():
             self._num_dropped += len(data)
-            if self._num_dropped > LINGER_BYTES or self.loop.time() > self._lingers_until_s:
+            if self._num_dropped > LINGER_BYTES:
                 self._direct.close()
                 return
-        if self.is_lingering:
-            self._restart_linger()
-            return
-        super().data_received(data)
+        if not self.is_lingering:
+            super().data_received(data)
         if self.is_lingering:
             return
         between = self.cycle is None or self.cycle.response_complete
@@ -119,11 +116,6 @@ class Connection(H11Protocol):
         elif self._header_timer is None:
             self._start_timer()
 
-    @property
-    def is_lingering(self) -> bool:
-        """Return whether the answer is sent, and the rest of its request is dropped."""
-        return self._lingers_until_s < math.inf
-
     def _is_answered_early(self) -> bool:
         """Return whether the last request has its whole answer, and has not come whole."""
         answered = self.cycle is not None and self.cycle.response_complete
@@ -131,20 +123,16 @@ class Connection(H11Protocol):
 
     def close(self) -> None:
         """Close the connection, or first let the client end a request that is answered."""
-        if self._is_answered_early() and not self.is_lingering:
+        if self._is_answered_early() and not self.is_lingering and not self._direct.is_closing():
             self._linger()
         else:
             self._direct.close()
 
     def _linger(self) -> None:
         """Send no more, and drop what comes, within limits."""
-        self._lingers_until_s = self.loop.time() + LINGER_MOST_S
-        if not self._direct.is_closing():
-            self._direct.write_eof()
-            self.flow.resume_reading()
-            self._restart_linger()
-
-    def _restart_linger(self) -> None:
+        self.is_lingering = True
+        self._direct.write_eof()
+        self.flow.resume_reading()
         self._stop_timer()
         self._header_timer = self.loop.call_later(LINGER_S, self._direct.close)
 

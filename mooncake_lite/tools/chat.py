@@ -93,9 +93,10 @@ def chat(
             fields["temperature"] = TEMPERATURE
         messages = [{"role": "system", "content": system}] if system else []
         context = card.get("max_model_len")
-        most = max(1, min(MAX_TOKENS, context // 4)) if isinstance(context, int) else MAX_TOKENS
+        quarter = context // 4 if isinstance(context, int) else MAX_TOKENS
+        fields.setdefault("max_tokens", max(1, min(MAX_TOKENS, quarter)))
         try:
-            converse(client, console, messages, fields, most)
+            converse(client, console, messages, fields)
         except KeyboardInterrupt:
             console.print()
 
@@ -123,16 +124,9 @@ def model_card(client: httpx.Client, url: str, model: str | None) -> dict[str, A
 
 
 def converse(
-    client: httpx.Client,
-    console: Console,
-    messages: list[dict[str, str]],
-    fields: dict[str, Any],
-    most: int,
+    client: httpx.Client, console: Console, messages: list[dict[str, str]], fields: dict[str, Any]
 ) -> None:
-    """Ask and answer until the user has had enough; `messages` is the history, and grows.
-
-    most   tokens of an answer where `fields` do not say it
-    """
+    """Ask and answer until the user has had enough; `messages` is the history, and grows."""
     while True:
         question = read_question(console)
         if question is None:
@@ -141,7 +135,7 @@ def converse(
             continue
         messages.append({"role": "user", "content": question})
         try:
-            answer = ask_what_fits(client, console, messages, fields, most)
+            answer = ask_what_fits(client, console, messages, fields)
         except AnswerFailed as error:
             # The question goes too: a history that the server refuses once would be refused for ever.
             messages.pop()
@@ -155,29 +149,25 @@ def converse(
 
 
 def ask_what_fits(
-    client: httpx.Client,
-    console: Console,
-    messages: list[dict[str, str]],
-    fields: dict[str, Any],
-    most: int,
+    client: httpx.Client, console: Console, messages: list[dict[str, str]], fields: dict[str, Any]
 ) -> StreamedAnswer:
     """Ask without the oldest questions that do not fit into the context, and remove them from `messages`.
 
-    An answer may be shorter than `most` if the last question alone leaves less. Raises AnswerFailed.
+    An answer may have what the last question leaves if that is less than max_tokens. Raises AnswerFailed.
     """
     first = 1 if messages[0]["role"] == "system" else 0
-    limited = {"max_tokens": most, **fields}
     for left_out in range(0, len(messages) - first, 2):
         kept = messages[:first] + messages[first + left_out :]
         try:
-            answer = ask(client, console, {**limited, "messages": kept})
+            answer = ask(client, console, {**fields, "messages": kept})
         except TooLong:
             continue
         if left_out:
             console.print(f"questions left out to fit into the context: {left_out // 2}", style="dim")
         messages[:] = kept
         return answer
-    return ask(client, console, {**fields, "messages": messages[:first] + messages[-1:]})
+    unlimited = {name: value for name, value in fields.items() if name != "max_tokens"}
+    return ask(client, console, {**unlimited, "messages": messages[:first] + messages[-1:]})
 
 
 def read_question(console: Console) -> str | None:
