@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mooncake_lite.config.modes import BY_MODE, ROLES
+from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.config.service_classes import TABLES
 from mooncake_lite.errors import ConfigError
@@ -127,8 +128,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises ConfigError when the file is missing, is not TOML, or has keys in both places.
     """
     try:
-        with path.open("rb") as file:
-            data = tomllib.load(file)
+        data = tomllib.loads(plain_text(path.read_bytes()).decode())
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
     except OSError as error:

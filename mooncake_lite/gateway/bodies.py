@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.fields import NEUTRAL, NEUTRAL_IN_CHATS, refuse_unsupported
 from mooncake_lite.gateway.sampling import OPENAI, SamplingBody, sampling_of, stop_ids_of, top_logprobs
@@ -194,7 +195,7 @@ def _template_message(message: ChatMessage, where: str) -> dict[str, str]:
 
 def _typed(raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NEUTRAL) -> Any:
     try:
-        body = msgspec.json.decode(raw)
+        body = msgspec.json.decode(plain_text(raw))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {_json_problem(raw, str(error))}") from None
     if not isinstance(body, dict):

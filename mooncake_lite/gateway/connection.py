@@ -20,8 +20,10 @@ from mooncake_lite.gateway.cross_origin import headers_for
 from mooncake_lite.gateway.half_closed import AnswerAhead, abort_when_gone
 from mooncake_lite.gateway.problems import error_object
 
-LINGER_S = 1.0
-"""Longest time that bytes are dropped after the refusal of a request that was not read to its end."""
+LINGER_S, LINGER_BYTES = 10.0, 256 << 20
+"""After an answer to a request that has not come whole: how long, and how many bytes, are dropped. Many
+clients read no answer before they have sent all. A connection that is closed while bytes come is reset, and
+they never see the answer."""
 
 HEAD_BYTES = 16 * 1024
 """Longest request line and headers together, as in Node. nginx takes 8 KiB for each header."""
@@ -46,9 +48,24 @@ class ShortHeads(AnswerAhead):
         return super().next_event()
 
 
+class _Lingering:
+    """A transport that leaves to its connection how it closes."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport, self._connection = transport, connection
+        self.close = connection.close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Tell whether nothing more is to be sent."""
+        return self._connection.is_lingering or self._transport.is_closing()
+
+
 class Connection(H11Protocol):
     """Limits the time of headers and of writing, answers anything but HTTP with an error object, serves
-    half-closed clients.
+    half-closed clients, and lets clients read their answer that still send.
 
     uvicorn limits only the pause between two requests: a client that sends half a header, or takes nothing
     of its answer, would keep its connection forever. And it drops a request when its client ends the sending
@@ -60,7 +77,9 @@ class Connection(H11Protocol):
     origins = Origins()
 
     conn: ShortHeads
-    _refused = False
+    _direct: asyncio.Transport
+    is_lingering = False  # the answer is sent, and the rest of its request is dropped
+    _num_dropped = 0
     _header_timer: asyncio.TimerHandle | None = None
     _half_closed: asyncio.Task[None] | None = None
 
@@ -73,34 +92,57 @@ class Connection(H11Protocol):
 
         The kernel ends the connection when the client takes nothing for write_limit_s, also after its close.
         """
-        super().connection_made(transport)
+        self._direct = transport
+        super().connection_made(_Lingering(transport, self))  # type: ignore[arg-type]
         limit_ms = round(self.write_limit_s * 1e3)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request."""
-        if not self._refused:
+        """Take bytes of a request, or drop those of a request that has its answer already."""
+        if self.is_lingering or self._is_answered_early():
+            self._num_dropped += len(data)
+            if self._num_dropped > LINGER_BYTES:
+                self._direct.close()
+                return
+        if not self.is_lingering:
             super().data_received(data)
-        if self._refused:
+        if self.is_lingering:
             return
         between = self.cycle is None or self.cycle.response_complete
         if not between:
             self._stop_timer()
+            self._num_dropped = 0
         elif self._header_timer is None:
             self._start_timer()
+
+    def _is_answered_early(self) -> bool:
+        """Return whether the last request has its whole answer, and has not come whole."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and self.conn.their_state is h11.SEND_BODY
+
+    def close(self) -> None:
+        """Close the connection, or first let the client end a request that is answered."""
+        if self._is_answered_early() and not self.is_lingering and not self._direct.is_closing():
+            self._linger()
+        else:
+            self._direct.close()
+
+    def _linger(self) -> None:
+        """Send no more, and drop what comes, within limits."""
+        self.is_lingering = True
+        self._direct.write_eof()
+        self.flow.resume_reading()
+        self._stop_timer()
+        self._header_timer = self.loop.call_later(LINGER_S, self._direct.close)
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not HTTP, or too long a head, unless an answer has begun. Close the
         connection.
-
-        The connection is read on for LINGER_S, because bytes that come after its end reset it, and the client
-        may not see the answer then.
         """
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
-        self._refused = True
         problem = RequestError("this is not valid HTTP/1.1")
         if self.conn.head_is_too_long:
             problem = RequestError(f"the headers are too long; {HEAD_BYTES} bytes are the limit", status=431)
@@ -121,9 +163,7 @@ class Connection(H11Protocol):
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.write_eof()
-        self._stop_timer()
-        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        self._linger()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Note that the client sends no more. Returns False, and asyncio closes, if it gets no answer."""
@@ -155,7 +195,7 @@ class Connection(H11Protocol):
         return next((value.decode("latin-1") for name, value in self.headers if name == b"origin"), None)
 
     def _start_timer(self) -> None:
-        self._header_timer = self.loop.call_later(self.header_limit_s, self.transport.close)
+        self._header_timer = self.loop.call_later(self.header_limit_s, self._direct.close)
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:

@@ -91,7 +91,7 @@ def prediction_of(data: bytes, place: str, lab: Lab) -> dict[str, float]:
     """Return the predictions of a file. Raises LabError, which names its place."""
     names = [task.cost.name for task in lab.tasks]
     try:
-        found = msgspec.toml.decode(data, type=dict[str, float])
+        found = msgspec.toml.decode(data.decode("utf-8-sig"), type=dict[str, float])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise LabError(f"{place}: {error}; write one line per cost: {names[0]} = 12") from None
     if unknown := found.keys() - set(names):

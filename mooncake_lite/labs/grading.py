@@ -250,7 +250,7 @@ def read_marks(path: Path) -> dict[str, dict[str, int]]:
     if not path.exists():
         return {}
     found: dict[str, dict[str, int]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         if rows.fieldnames is None or set(rows.fieldnames) != {"student", *MOST_MARKS}:
             raise LabError(f"{path}: the first line must be student,{','.join(MOST_MARKS)}")

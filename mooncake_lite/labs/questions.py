@@ -91,7 +91,7 @@ def read_answers(root: Path, lab: Lab, name: str, real: dict[str, Answer]) -> di
     if not path.exists():
         return {}
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
+        found = msgspec.toml.decode(path.read_text(encoding="utf-8-sig"), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise LabError(f"{path}: {error}; write one line per question: {next(iter(real))} = 12") from None
     for question, answer in found.items():

@@ -56,11 +56,11 @@ def _url(folder: Path) -> str:
         return "unknown URL"
 
 
-def where_else() -> str:
-    """What to do when no server answers at a URL."""
+def where_else(how: str = "with --url") -> str:
+    """What to do when no server answers at a URL. how: a command takes one."""
     if found := running():
-        return f"running here: {', '.join(map(str, found))}; name one with --url"
-    return "start one with mooncake-lite serve, or say where it is with --url"
+        return f"running here: {', '.join(map(str, found))}; name one {how}"
+    return f"start one with mooncake-lite serve, or say where it is {how}"
 
 
 def ready_line(config: ServeConfig, folder: Path) -> str:

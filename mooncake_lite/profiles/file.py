@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from mooncake_lite.config.machine import machine
+from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
@@ -215,6 +216,7 @@ def read_profile(path: Path) -> Profile:
 def parse_profile(raw: bytes, source: str) -> Profile:
     """Parse a profile. source: named in errors. Raises ConfigError; see read_profile."""
     try:
+        raw = plain_text(raw)
         version = msgspec.json.decode(raw, type=_Version).version
         if version != VERSION:
             raise ConfigError(
@@ -228,7 +230,7 @@ def parse_profile(raw: bytes, source: str) -> Profile:
             )
         _ = profile.compute, profile.prefill, profile.moves, profile.overheads
         return profile
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"profile={source!r} is no profile ({error}); make one with `mooncake-lite profile`"
         ) from None

@@ -29,6 +29,7 @@ from typing import Any
 import click
 import msgspec
 
+from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of
 from mooncake_lite.simulator.play import play
@@ -69,7 +70,7 @@ def read_sweep(path: Path, trace: Path | None = None) -> Sweep:
     trace   to be played in place of the one that the file names
     """
     try:
-        said = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
+        said = msgspec.convert(tomllib.loads(plain_text(path.read_bytes()).decode()), _File)
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from None
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:

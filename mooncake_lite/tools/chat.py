@@ -17,11 +17,13 @@ from mooncake_lite.tools.client import (
     CONTROL,
     AnswerFailed,
     StreamedAnswer,
+    TooLong,
     one_line,
     open_client,
     problem_of,
     stream_answer,
 )
+from mooncake_lite.tools.repetition import repeated
 
 if TYPE_CHECKING:
     import httpx
@@ -35,8 +37,16 @@ TEMPERATURE = 0.2
 """Used where neither the user nor the model names one. The API's own default is 1, at which a small model
 answers with unrelated words; 0.2 is what the default model's authors use in their examples."""
 
-STOPPED = "stopped"
-"""The finish of an answer that the user has interrupted."""
+MAX_TOKENS = 512
+"""Longest answer where the user names none, or a quarter of the context if that is less. A small model may
+not find an end: a whole context of repetitions takes minutes."""
+
+STOPPED, LOOPED = "stopped", "stopped, because it repeats itself"
+"""The finish of an answer that the user has interrupted, and of one that this command has."""
+
+
+class _Looped(Exception):
+    """An answer repeats itself."""
 
 
 @click.command("chat")
@@ -50,7 +60,7 @@ STOPPED = "stopped"
     help=f"0 is greedy. Left out, the model's own, or {TEMPERATURE} where it names none.",
 )
 @click.option("--top-p", type=NumberRange(0, 1, min_open=True), default=None)
-@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Longest answer.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help=f"Longest answer, {MAX_TOKENS} by default.")
 @click.option("--seed", type=int, default=None)
 @API_KEY
 def chat(
@@ -65,7 +75,8 @@ def chat(
 ) -> None:
     """Talk to a running server.
 
-    Ctrl-C stops an answer. A second Ctrl-C, Ctrl-D or /quit ends the conversation.
+    Ctrl-C stops an answer. A second Ctrl-C, Ctrl-D or /quit ends the conversation. An answer that repeats
+    itself is stopped. The oldest questions are left out when the conversation is longer than the context.
     """
     import httpx
     from rich.console import Console
@@ -81,6 +92,9 @@ def chat(
         if temperature is None and "temperature" not in (card.get("default_sampling") or {}):
             fields["temperature"] = TEMPERATURE
         messages = [{"role": "system", "content": system}] if system else []
+        context = card.get("max_model_len")
+        quarter = context // 4 if isinstance(context, int) else MAX_TOKENS
+        fields.setdefault("max_tokens", max(1, min(MAX_TOKENS, quarter)))
         try:
             converse(client, console, messages, fields)
         except KeyboardInterrupt:
@@ -121,7 +135,7 @@ def converse(
             continue
         messages.append({"role": "user", "content": question})
         try:
-            answer = ask(client, console, {**fields, "messages": messages})
+            answer = ask_what_fits(client, console, messages, fields)
         except AnswerFailed as error:
             # The question goes too: a history that the server refuses once would be refused for ever.
             messages.pop()
@@ -132,6 +146,28 @@ def converse(
         else:
             messages.pop()  # two questions in a row are no conversation that a template knows
         console.print(summary(answer), style="dim", markup=False)
+
+
+def ask_what_fits(
+    client: httpx.Client, console: Console, messages: list[dict[str, str]], fields: dict[str, Any]
+) -> StreamedAnswer:
+    """Ask without the oldest questions that do not fit into the context, and remove them from `messages`.
+
+    An answer may have what the last question leaves if that is less than max_tokens. Raises AnswerFailed.
+    """
+    first = 1 if messages[0]["role"] == "system" else 0
+    for left_out in range(0, len(messages) - first, 2):
+        kept = messages[:first] + messages[first + left_out :]
+        try:
+            answer = ask(client, console, {**fields, "messages": kept})
+        except TooLong:
+            continue
+        if left_out:
+            console.print(f"questions left out to fit into the context: {left_out // 2}", style="dim")
+        messages[:] = kept
+        return answer
+    unlimited = {name: value for name, value in fields.items() if name != "max_tokens"}
+    return ask(client, console, {**unlimited, "messages": messages[:first] + messages[-1:]})
 
 
 def read_question(console: Console) -> str | None:
@@ -149,14 +185,24 @@ def read_question(console: Console) -> str | None:
 
 
 def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> StreamedAnswer:
-    """Send the conversation and print the answer as it comes; Ctrl-C ends it early. Raises AnswerFailed."""
+    """Send the conversation and print the answer as it comes, until its end, Ctrl-C or a loop.
+
+    Raises AnswerFailed.
+    """
     answer = StreamedAnswer()
+
+    def show(text: str) -> None:
+        console.print(CONTROL.sub("", text), end="", markup=False)
+        if length := repeated(answer.text):
+            answer.text = answer.text[:-length]  # a history with a loop leads to the next one
+            raise _Looped
+
     try:
-        stream_answer(
-            client, fields, answer, lambda text: console.print(CONTROL.sub("", text), end="", markup=False)
-        )
+        stream_answer(client, fields, answer, show)
     except KeyboardInterrupt:
         answer.finish = STOPPED  # the connection is closed, and so the work has ended
+    except _Looped:
+        answer.finish = LOOPED
     finally:
         if answer.text:
             console.print()
@@ -165,8 +211,8 @@ def ask(client: httpx.Client, console: Console, fields: dict[str, Any]) -> Strea
 
 def summary(answer: StreamedAnswer) -> str:
     """The line under an answer: tokens of the prompt, how many were cached, and the speed."""
-    if answer.finish == STOPPED:
-        return "stopped"
+    if answer.finish in (STOPPED, LOOPED):
+        return answer.finish
     cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     parts = [
         f"{answer.prompt_tokens} prompt tokens, {cached} cached",

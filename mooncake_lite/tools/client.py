@@ -6,8 +6,11 @@ nothing of what lies behind the port. See docs/reference/http.md.
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,11 +32,18 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 WITH_KEY = "; give its API key with --api-key or MOONCAKE_LITE_API_KEY"
 """What to do when a server answers with HTTP 401."""
 
+TOO_LONG = re.compile("context_length_exceeded|maximum context length")
+"""OpenAI's code, or words of vLLM, which has no code."""
+
 BROKE_OFF = "the server broke off in the middle of an answer"
 
 
 class AnswerFailed(ClusterError):
     """The server refused a request, or its answer broke off."""
+
+
+class TooLong(AnswerFailed):
+    """The prompt, or the prompt and the longest answer together, do not fit into the context."""
 
 
 @dataclass(slots=True)
@@ -75,16 +85,41 @@ def open_client(
 ) -> Client:
     """Make a client of the server at this URL, of httpx's kind. Raises UserError when it is no URL.
 
+    A server on this machine is asked without the proxies of the environment: they do not see this loopback
+    interface, and would get its prompts. Raises UserError for a proxy that httpx cannot use.
+
     more   options of the client
     """
     import httpx
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
     try:
-        return kind(base_url=base, headers=headers, timeout=timeout, **more)
+        base = httpx.URL(url.rstrip("/").removesuffix("/metrics").removesuffix("/v1"))
+        here = is_loopback(base.host)
     except (httpx.InvalidURL, UnicodeError, ValueError) as error:
         raise UserError(f"--url {url!r} is no URL: {error}") from None
+    try:
+        if base.scheme == "https":
+            more["verify"] = httpx.create_ssl_context()  # of the environment, which may name certificates
+        return kind(base_url=base, headers=headers, timeout=timeout, trust_env=not here, **more)
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        kind_of_name = "SSL_CERT_" if isinstance(error, OSError) else "_PROXY"
+        found = ", ".join(sorted(name for name in os.environ if kind_of_name in name.upper()))
+        raise UserError(
+            f"{found} of the environment cannot be used for {url} ({one_line(error)}); unset what is wrong, "
+            "or name the host in NO_PROXY"
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a connection to this host stays on this machine, as far as its name tells."""
+    name = host.lower().rstrip(".")
+    try:
+        address = ipaddress.ip_address(name if ":" in name else socket.inet_aton(name))
+    except (OSError, ValueError):
+        return name == "localhost" or name.endswith(".localhost")
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 def stream_answer(
@@ -106,7 +141,8 @@ def stream_answer(
         with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
                 response.read()
-                raise AnswerFailed(problem_of(response))
+                refused = TooLong if TOO_LONG.search(response.text) else AnswerFailed
+                raise refused(problem_of(response))
             read_answer(response.iter_lines(), answer, on_text, lambda: time.perf_counter() - sent)
     except httpx.ReadTimeout:
         raise AnswerFailed(f"the server was silent for {client.timeout.read:.0f} s") from None

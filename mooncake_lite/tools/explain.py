@@ -22,6 +22,7 @@ from mooncake_lite.control.events import RequestArrived
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.errors import RecordingError, UserError
 from mooncake_lite.messages.explain import Explain, Explained
+from scheduler import Terms
 from scheduler.placement import OTHER_SCORES, Candidate, Decisions, Explanation, explain
 
 SHOWN_IDS = 3
@@ -35,8 +36,8 @@ SHOWN_IDS = 3
 @click.option(
     "--cluster",
     type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Run folder of the cluster to ask, if several of yours are running here.",
+    metavar="URL|FOLDER",
+    help="URL or run folder of the cluster to ask, if several of yours are running here.",
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write JSON to FILE instead; - is stdout.")
 def command(request_id: str, recording: Path | None, cluster: Path | None, json_file: str | None) -> None:
@@ -67,7 +68,9 @@ def from_cluster(request_id: str, folder: Path | None) -> Explanation:
 
     running = run_folder(folder or Path(LIVE), "with --cluster")
     if running is None:
-        raise UserError(f"{folder or LIVE} is no running cluster; give the run folder of one with --cluster")
+        raise UserError(
+            f"{folder or LIVE} is no running cluster; give the URL or the run folder of one with --cluster"
+        )
     with live_pool(running) as conductor:
         answer: Explained = conductor.answer(Explain(request_id))
     if answer.explanation is None:
@@ -169,7 +172,8 @@ def _show(found: Explanation) -> None:
     click.echo(
         "times are predicted. start: loads from DRAM of its node, and messages; a part of TTFT, and not of "
         "the score. near, reused, best: leading blocks near the instance, not computed there, and anywhere "
-        "in the pool"
+        "in the pool. fetch: blocks that come from other nodes or from SSD, in the time of the transfer; no: "
+        "none may"
     )
 
 
@@ -177,10 +181,20 @@ def _headline(found: Explanation) -> str:
     start = f"{found.request_id}: "
     if found.outcome == "placed":
         chosen = found.candidates[0]
-        return f"{start}{found.policy} chose prefill {chosen.prefill} and decode {chosen.decode}"
+        terms, fetched = chosen.terms, _fetched(chosen.terms)
+        return (
+            f"{start}{found.policy} chose prefill {chosen.prefill} and decode {chosen.decode}\n"
+            f"of {terms.reused_blocks} reused blocks {terms.reused_blocks - fetched} were near, and "
+            f"{fetched} were fetched (a transfer of {1e3 * terms.transfer_s:,.1f} ms)"
+        )
     if found.outcome == "refused":
         return f"{start}refused: {found.reason}"
     return f"{start}waits: {found.reason}"
+
+
+def _fetched(terms: Terms) -> int:
+    """Return the blocks that are reused and are not near."""
+    return max(0, terms.reused_blocks - terms.near_blocks)
 
 
 def _cells(row: Candidate, unit: str) -> list[str]:
@@ -190,5 +204,5 @@ def _cells(row: Candidate, unit: str) -> list[str]:
     return [
         str(row.prefill), str(row.decode), score, *(f"{1e3 * each:,.1f}" for each in times),
         str(terms.near_blocks), str(terms.reused_blocks), str(terms.best_blocks),
-        "yes" if row.fetch else "no", str(terms.decode_batch), f"{1e3 * terms.tbt_s:,.1f}",
+        str(_fetched(terms)) if row.fetch else "no", str(terms.decode_batch), f"{1e3 * terms.tbt_s:,.1f}",
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from mooncake_lite.tools.replay_client import CONNECT_LIMIT_S, POOL, Played, Pla
 from mooncake_lite.workloads.metrics import spread_of, summary
 from mooncake_lite.workloads.options import POSITIVE, chosen_trace, trace_options
 from mooncake_lite.workloads.report import show
+from mooncake_lite.workloads.text import check_distinct
 from mooncake_lite.workloads.traces import Trace
 
 LATE_S = 0.05
@@ -51,6 +52,7 @@ def replay(trace: Path, url: str, api_key: str | None, **options: Any) -> None:
     prefixes that the trace says.
     """
     read = chosen_trace(trace, options)
+    check_distinct(read.requests, read.block_tokens)
     with open_client(httpx.Client, url, api_key, httpx.Timeout(CONNECT_LIMIT_S)) as client:
         fields = accepted_fields(client, url, options["model"])
     began_s = time.perf_counter()

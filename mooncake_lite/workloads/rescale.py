@@ -6,6 +6,7 @@ Explained in docs/how-to/replay-a-trace.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,6 +16,7 @@ from random import Random
 from msgspec import structs
 
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.workloads.text import ID_TOKENS, PLACE_BITS
 from mooncake_lite.workloads.traces import Trace, TraceRequest
 
 TICK_MS = 3000.0
@@ -25,7 +27,7 @@ def divided(trace: Trace, by: int) -> Trace:
     """Divide all lengths, and the size of a block with them, so that requests share the prefixes they shared.
 
     A full block stays one. A partial last block of `rest` tokens keeps its id and gets ceil(rest / by)
-    tokens. An answer gets at least one token.
+    tokens. An answer gets at least one token. Blocks that are too short for the words of an id get other ids.
 
     Raises ConfigError when a block would not be a whole number of tokens.
     """
@@ -44,7 +46,35 @@ def divided(trace: Trace, by: int) -> Trace:
             output_length=max(1, round(request.output_length / by)),
         )
 
-    return Trace([shorter(request) for request in trace.requests], block_tokens, trace.answers)
+    small = Trace([shorter(request) for request in trace.requests], block_tokens, trace.answers)
+    return small if block_tokens >= ID_TOKENS else _numbered(small)
+
+
+def _numbered(trace: Trace) -> Trace:
+    """Number blocks anew, so that few words tell those apart that follow the same block.
+
+    An id names a whole prefix. So prompts differ where their prefixes do, although blocks that follow
+    different blocks may have the same text.
+    """
+    numbers, followers = dict[tuple[int, int], int](), Counter[int]()
+
+    def numbered(ids: Sequence[int]) -> list[int]:
+        found, last = list[int](), -1
+        for each in ids:
+            if (last, each) not in numbers:
+                numbers[last, each] = (len(numbers) << PLACE_BITS) + followers[last]
+                followers[last] += 1
+            last = numbers[last, each]
+            found.append(last)
+        return found
+
+    requests = [structs.replace(one, hash_ids=numbered(one.hash_ids)) for one in trace.requests]
+    answers = [
+        numbered([*one.hash_ids[:full], *answer])[full:]
+        for one, answer in zip(trace.requests, trace.answers)
+        for full in [one.input_length // trace.block_tokens]
+    ]
+    return Trace(requests, trace.block_tokens, answers)
 
 
 def spread(trace: Trace, seed: int) -> Trace:

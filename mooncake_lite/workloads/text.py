@@ -6,9 +6,11 @@ share exactly the prefixes that its ids say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import shake_128
 
-from mooncake_lite.workloads.traces import TraceRequest
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.workloads.traces import BLOCK_TOKENS, TraceRequest
 
 COMMON = """
 of to in is on as by he at it an be or no up so if go do us me my we the and was for his are has had her not
@@ -28,21 +30,45 @@ WORDS = COMMON.split()
 """256 words. Each is one token with the space before it for the default model, GPT-2, Llama 3 and the models
 that use the vocabularies cl100k and o200k, such as Qwen."""
 
+ID_TOKENS = 8
+"""Words that write an id with base 256."""
+
+PLACE_BITS = 32
+"""Of an id that `rescale` has numbered for shorter blocks: its place among the blocks that follow the same
+block. The bits above make the id unique."""
+
 
 def text_of_block(block_id: int, tokens: int) -> str:
     """Return `tokens` words, each with a space before it. Fewer words are a prefix of more.
 
     The first eight words write the id with base 256, so texts of 8 words or more differ for all ids, and
-    texts of n words for all ids below 256**n.
+    texts of n words for all ids below 256**n. For shorter blocks see PLACE_BITS.
     """
-    id_bytes = block_id.to_bytes(8, "little")
-    numbers = id_bytes + shake_128(id_bytes).digest(max(0, tokens - 8))
+    id_bytes = block_id.to_bytes(ID_TOKENS, "little")
+    numbers = id_bytes + shake_128(id_bytes).digest(max(0, tokens - ID_TOKENS))
     return "".join([" " + WORDS[number] for number in numbers[:tokens]])
 
 
 def prompt_of(request: TraceRequest, block_tokens: int) -> str:
-    """Return the text of a prompt: that of its blocks, one after the other."""
+    """Return the text of a prompt: that of its blocks, one after the other. Raises as check_distinct does."""
+    check_distinct([request], block_tokens)
     ids, last = request.hash_ids, len(request.hash_ids) - 1
     rest = request.input_length - last * block_tokens
     full = [text_of_block(block_id, block_tokens) for block_id in ids[:last]]
     return "".join([*full, text_of_block(ids[last], rest)])
+
+
+def check_distinct(requests: Sequence[TraceRequest], block_tokens: int) -> None:
+    """Raise ConfigError where blocks are too short for texts that differ wherever the trace's prefixes do."""
+    if 8 * block_tokens >= PLACE_BITS:
+        return
+    last = max(max(request.hash_ids) % 2**PLACE_BITS for request in requests)
+    tokens = 1
+    while last >= 256**tokens:
+        tokens *= 2
+    if tokens > block_tokens:
+        raise ConfigError(
+            f"lengths cannot be divided by {BLOCK_TOKENS // block_tokens}: {last + 1:,} blocks of the trace "
+            f"follow the same block, and a block of that length has one of {256**block_tokens:,} texts; "
+            f"divide by {BLOCK_TOKENS // tokens} at most"
+        )

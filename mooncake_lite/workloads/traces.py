@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.errors import TraceError
 
 BLOCK_TOKENS = 512
@@ -101,9 +102,11 @@ def _request(
 ) -> TraceRequest:
     """Decode and check one line. place: named in errors; last_ms: timestamp of the line before."""
     try:
-        request = decoder.decode(line)
+        request = decoder.decode(plain_text(line))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{place}: {str(error)[:1].lower()}{str(error)[1:]}") from None
+        words = str(error)
+        begin = words[:1] if words.startswith("JSON") else words[:1].lower()
+        raise TraceError(f"{place}: {begin}{words[1:]}") from None
     wanted = -(-request.input_length // BLOCK_TOKENS)
     if len(request.hash_ids) != wanted:
         raise TraceError(

@@ -106,12 +106,13 @@ def _ask_until(ends_at: float, cluster: Cluster, vocab_size: int, number: int) -
     while time.monotonic() < ends_at:
         prefix = random.Random(chosen.randrange(PREFIXES)).choices(range(1000, vocab_size), k=PREFIX_TOKENS)
         prompt = Prompt([*prefix, *chosen.choices(range(1000, vocab_size), k=64)], 4)
-        httpx.post(f"{cluster.base_url}/v1/completions", json=prompt.body() | {"stream": False}, timeout=60)
+        body = prompt.body() | {"stream": False}
+        httpx.post(f"{cluster.base_url}/v1/completions", json=body, timeout=60, trust_env=False)
 
 
 def _reused(cluster: Cluster) -> tuple[float, float]:
     """Return how many tokens of prompts were reused so far, and how many there were."""
-    text = httpx.get(f"{cluster.base_url}/metrics", timeout=10).text
+    text = httpx.get(f"{cluster.base_url}/metrics", timeout=10, trust_env=False).text
     totals = [
         sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"mooncake_lite_{name}"))
         for name in ("prefix_cache_hits_total", "prefix_cache_queries_total")

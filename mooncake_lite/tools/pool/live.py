@@ -7,20 +7,26 @@ in docs/reference/hdf5-tier.md.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from mooncake_lite.errors import ClusterError, UserError
 from mooncake_lite.launch.run_dir import RunDir
-from mooncake_lite.launch.running import running
+from mooncake_lite.launch.running import running, where_else
 from mooncake_lite.messages.explain import Explain, Explained
 from mooncake_lite.messages.pool import POOL_ANSWERS, PoolEnded, PoolQuery, PoolRow
+from mooncake_lite.tools.client import is_loopback
 from transport.channel import Spoke
 from transport.wire import Decoder
+
+URL = re.compile("https?:/+(.*)")
+"""As a path, which has no two slashes in a row."""
 
 LIVE = "live"
 """The word for WHERE: the one cluster of this user that is running here."""
@@ -29,23 +35,39 @@ ANSWER_LIMIT_S = 10.0
 
 
 def run_folder(where: Path, instead: str = "instead of live") -> Path | None:
-    """The run folder that WHERE means; None when it means files at rest. Raises UserError.
+    """The run folder that WHERE means: a folder, LIVE, or the URL of a cluster of this user on this host.
+
+    None when it means files at rest. Raises UserError.
 
     instead   how the command takes a run folder
     """
     if (where / "control").is_socket():
         return where
-    if str(where) != LIVE or where.exists():
+    asked = URL.match(str(where))
+    if not asked and (str(where) != LIVE or where.exists()):
         return None
-    found = running()
+    found = [one for one in running() if not asked or _is_at(one.url, f"http://{asked[1]}")]
+    if asked and not found:
+        raise UserError(
+            f"no cluster of yours at http://{asked[1]} is running on this host; {where_else(instead)}"
+        )
     if len(found) == 1:
         return found[0].folder
     if not found:
         raise UserError("no cluster of yours is running here; start one with `mooncake-lite serve`")
     raise UserError(
-        f"{len(found)} clusters of yours are running here: {', '.join(map(str, found))}; "
-        f"name the folder of one {instead}"
+        f"{len(found)} clusters of yours are running here: {', '.join(map(str, found))}; name one {instead}"
     )
+
+
+def _is_at(url: str, asked: str) -> bool:
+    """Return whether a cluster of this host that says that it is at a URL is the one that was asked for."""
+    try:
+        ours, wanted = urlsplit(url), urlsplit(asked)
+        hosts = {ours.hostname or "", wanted.hostname or ""}
+        return ours.port == wanted.port and (len(hosts) == 1 or all(map(is_loopback, hosts)))
+    except ValueError:  # no URL, or no port that can be
+        return False
 
 
 class LivePool:

@@ -22,11 +22,14 @@ from mooncake_lite.errors import UserError
 from mooncake_lite.tools import chat as chat_module
 from mooncake_lite.tools.chat import TEMPERATURE, chat, summary
 from mooncake_lite.tools.client import StreamedAnswer
+from mooncake_lite.tools.repetition import repeated
 from tests.mooncake_lite.gateway.conftest import Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
+    MAX_MODEL_LEN,
     FakeCluster,
     GatewayProcess,
+    first_token_only,
     free_port,
     make_model_folder,
 )
@@ -79,6 +82,80 @@ def test_a_conversation_keeps_its_history_and_shows_what_was_cached(
     assert first in done.stdout
     # The second prompt is the first conversation, its answer, and the new question.
     assert f"{first}{first}\nuser\n[b]x\nassistant\n" in done.stdout
+
+
+@pytest.mark.parametrize("system", [[], ["--system", "be brief"]])
+@pytest.mark.parametrize("words", [[], ["--max-tokens", "100"]])
+def test_a_long_conversation_goes_on_without_its_oldest_questions(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run, system: list[str], words: list[str]
+) -> None:
+    """Each answer repeats its prompt. So the third prompt would be longer than the context."""
+    questions = [f"question {number} {'abcdefghij' * 3}" for number in range(7)]
+    done = run(["--url", gateway.url, *system, *words], "\n".join(questions))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "error" not in done.stdout
+    assert "questions left out to fit into the context: " in done.stdout
+    submits = cluster.all_of(m.Submit)
+    assert len(submits) == len(questions)
+    assert {submit.request.max_tokens for submit in submits} == {int((words or [0, MAX_MODEL_LEN // 4])[1])}
+    last = gateway.http.post("/detokenize", json={"tokens": submits[-1].body.token_ids}).json()["prompt"]
+    assert last.startswith("system\nbe brief\n") == bool(system)
+    assert "question 6" in last
+    assert not last.removeprefix("system\nbe brief\n").startswith("user\nquestion 0")
+
+
+def test_a_question_that_leaves_less_than_the_longest_answer_is_asked(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run
+) -> None:
+    done = run(["--url", gateway.url], "hello\n" + "01234 " * 75 + "\n")
+
+    assert "error" not in done.stdout
+    assert cluster.all_of(m.Submit)[-1].request.max_tokens < MAX_MODEL_LEN // 4
+
+
+def test_an_answer_that_repeats_itself_is_stopped_and_its_loop_forgotten(
+    gateway: GatewayProcess, cluster: FakeCluster, run: Run
+) -> None:
+    loop = gateway.http.post("/tokenize", json={"prompt": " il Corriere dii," * 20}).json()["tokens"]
+
+    def unended(cluster: FakeCluster, submit: m.Submit) -> None:
+        first_token_only(cluster, submit)
+        for index in range(0, len(loop), 16):
+            more = m.Tokens(submit.request.request_id, 1 + index, loop[index : index + 16])
+            cluster.tokens(2, more)
+
+    cluster.behaviour = unended
+    done = run(["--url", gateway.url, "--max-tokens", "400"], "hello\nand now\n")
+
+    assert done.stdout.count("stopped, because it repeats itself") == 2
+    assert done.stdout.count("il Corriere") < 2 * 25
+    first, second = cluster.all_of(m.Submit)
+    cluster.wait_cancelled(first.request.request_id)
+    prompt = gateway.http.post("/detokenize", json={"tokens": second.body.token_ids}).json()["prompt"]
+    assert 1 <= prompt.count("Corriere") <= 2
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "unit", ["x", "ab\n", "il Corriere dii, ", "a line of text\n" * 3 + "another\n", "word " * 40]
+)
+def test_a_loop_is_seen_whatever_repeats(unit: str) -> None:
+    said = "To begin with, there is this: "
+    endless = said + unit * 1000
+    seen = next(length for length in range(len(endless)) if repeated(endless[:length]))
+    assert seen < len(said) + max(5 * len(unit), 300)
+    cut = endless[: seen - repeated(endless[:seen])]
+    assert not repeated(cut)
+    assert cut.startswith(said)
+
+
+@pytest.mark.quick
+def test_what_only_looks_like_a_loop_is_none() -> None:
+    numbered = "".join(f"{number}. The next line of this list\n" for number in range(100))
+    table = "| a | b |\n" + "|---|---|\n" + "".join(f"| {n} | {n * n} |\n" for n in range(90))
+    for text in (numbered, table, "-" * 200, "", "ha " * 60, Path(__file__).read_text()):
+        assert not [length for length in range(len(text)) if repeated(text[:length])]
 
 
 def test_the_end_of_input_ends_the_chat(gateway: GatewayProcess, run: Run) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from mooncake_lite.cli import main
 from mooncake_lite.launch import run_dir, running
+from mooncake_lite.tools.pool.live import run_folder
 
 pytestmark = pytest.mark.quick
 
@@ -67,10 +68,13 @@ def test_where_no_cluster_runs_a_command_says_how_to_start_one(
 @pytest.mark.parametrize(
     ("command", "choose"),
     [
-        (["store", "verify", "live"], "name the folder of one instead of live"),
-        (["explain", "x"], "name the folder of one with --cluster"),
+        (["store", "verify", "live"], "name one instead of live"),
+        (["explain", "x"], "name one with --cluster"),
         (["chat", *NOBODY], "name one with --url"),
         (["top", *NOBODY], "name one with --url"),
+        (["explain", "x", "--cluster", "http://127.0.0.1:8009"], "name one with --cluster"),
+        (["explain", "x", "--cluster", "http://[bad"], "name one with --cluster"),
+        (["store", "stat", "http://llm.example:8001"], "name one instead of live"),
     ],
 )
 def test_of_several_clusters_a_command_lists_each_url_with_its_folder_and_says_how_to_choose(
@@ -78,3 +82,27 @@ def test_of_several_clusters_a_command_lists_each_url_with_its_folder_and_says_h
 ) -> None:
     assert main(command) == 2
     assert capsys.readouterr().err.endswith(f"running here: {two_clusters}; {choose}\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://127.0.0.1:8001", "a"),
+        ("http://localhost:8001/", "a"),
+        ("http://127.0.0.1:8002/v1", "b"),
+        ("http://[::1]:8002", "b"),
+    ],
+)
+def test_a_cluster_of_this_host_is_named_by_its_url(
+    url: str, name: str, two_clusters: str, base: Path
+) -> None:
+    assert run_folder(Path(url)) == base / f"mooncake-lite.{os.getuid()}.{name}"
+
+
+def test_a_url_of_a_cluster_that_does_not_run_is_no_folder_of_a_tier(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["explain", "x", "--cluster"], ["store", "ls"]):
+        assert main([*command, "http://127.0.0.1:8001"]) == 2
+        said = capsys.readouterr().err
+        assert "no cluster of yours at http://127.0.0.1:8001 is running on this host; start one with" in said

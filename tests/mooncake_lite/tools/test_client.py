@@ -1,13 +1,30 @@
 """A streamed answer, read from lines with a clock of our own; and the ways in which one goes wrong."""
 
 import json
+import re
+import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from mooncake_lite.tools.client import AnswerFailed, StreamedAnswer, problem_of, read_answer, stream_answer
+import mooncake_lite
+from mooncake_lite.cli import main
+from mooncake_lite.errors import ClusterError, UserError
+from mooncake_lite.llm import LLM
+from mooncake_lite.tools.client import (
+    AnswerFailed,
+    StreamedAnswer,
+    TooLong,
+    is_loopback,
+    open_client,
+    problem_of,
+    read_answer,
+    stream_answer,
+)
+from tests.mooncake_lite.tools.fake_openai import FakeServer, running
 
 pytestmark = pytest.mark.quick
 
@@ -110,3 +127,114 @@ def test_a_server_that_is_not_there_is_one_clear_error() -> None:
 )
 def test_an_error_is_told_in_the_servers_own_words(body: str, says: str) -> None:
     assert problem_of(httpx.Response(503, text=body)) == f"{says} (HTTP 503)"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_too_long"),
+    [
+        ("This model's maximum context length is 8 tokens. However, you requested 9", True),  # vLLM
+        ("the queue is full", False),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_known_from_other_refusals(message: str, is_too_long: bool) -> None:
+    refusing = httpx.MockTransport(lambda _: httpx.Response(400, json={"error": {"message": message}}))
+    with (
+        httpx.Client(base_url="http://llm.example", transport=refusing) as client,
+        pytest.raises(AnswerFailed, match=message[:20]) as caught,
+    ):
+        stream_answer(client, {"messages": []}, StreamedAnswer(), print)
+    assert isinstance(caught.value, TooLong) == is_too_long
+
+
+# ---------------------------------------------------------------------------------- proxies
+
+PROXIES = [
+    {"ALL_PROXY": "socks5://PROXY"},
+    {"all_proxy": "socks5h://PROXY"},
+    {"http_proxy": "http://PROXY"},
+    {"HTTP_PROXY": "ftp://PROXY"},
+    {"https_proxy": "http://PROXY", "http_proxy": "PROXY", "NO_PROXY": "[::1"},
+    {"SSL_CERT_FILE": "/no/such/file"},
+]
+
+
+@pytest.fixture(params=PROXIES, ids=lambda variables: " ".join(variables))
+def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The listener of a proxy that the environment names, and that nothing may connect to."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for name, value in request.param.items():
+            place = f"127.0.0.1:{listener.getsockname()[1]}"
+            monkeypatch.setenv(name, value.replace("PROXY", place))
+        yield listener
+
+
+@pytest.fixture
+def server(proxy: socket.socket) -> Iterator[FakeServer]:
+    """A server on loopback, while the environment names a proxy. Checks that the proxy was not asked."""
+    with running(FakeServer()) as fake:
+        yield fake
+    with pytest.raises(BlockingIOError):
+        proxy.accept()
+
+
+def test_a_server_on_loopback_is_asked_without_the_environments_proxies(server: FakeServer) -> None:
+    for host in ("127.0.0.1", "localhost", "127.1", "LocalHost", "0.0.0.0", "[::ffff:127.0.0.1]"):
+        url = server.url.replace("127.0.0.1", host)
+        with open_client(httpx.Client, url, None, httpx.Timeout(5)) as client:
+            assert client.get("/v1/models").json() == server.models
+
+
+@pytest.mark.parametrize("words", [["top", "--once"], ["cluster", "status"]])
+def test_commands_reach_a_server_on_loopback_beside_a_proxy(
+    server: FakeServer, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", server.url]) == 2
+    assert "(HTTP 404)" in capsys.readouterr().err  # our server has no /metrics, and has answered
+
+
+def test_a_library_reaches_a_server_on_loopback_beside_a_proxy(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mooncake_lite.llm.ANSWER_LIMIT_S", 5.0)
+    with pytest.raises(ClusterError, match="HTTP 404"):
+        LLM(cluster=server.url).chat([{"role": "user", "content": "a secret"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1", "SOCKS proxy"),
+        ("http_proxy", "ftp://127.0.0.1:1", "Unknown scheme"),
+        ("no_proxy", "[::1", "Invalid port"),
+        ("SSL_CERT_FILE", "/no/such/file", "No such file"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_for_another_host_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"{name}.* cannot be used for http://llm.example .*{reason}"):
+        open_client(httpx.Client, "http://llm.example", None, httpx.Timeout(5))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.9.8.7", True), ("::1", True), ("::", True), ("a.localhost", True), ("localhost.", True)]
+    + [("128.0.0.1", False), ("localhost.example", False), ("127.0.0.1.example", False), ("", False)],
+)
+def test_which_hosts_are_this_machine(host: str, expected: bool) -> None:
+    assert is_loopback(host) == expected
+
+
+def test_every_client_of_this_package_knows_of_proxies() -> None:
+    """Each is made by open_client, or asks a cluster that its own program has started."""
+    calls = re.compile(r"httpx\.(?:Client|AsyncClient|get|post|request|stream)\((?:[^()]|\([^()]*\))*\)")
+    found = [
+        (path.name, call)
+        for path in Path(mooncake_lite.__path__[0]).rglob("*.py")
+        for call in calls.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 5
+    assert [each for each in found if "trust_env=False" not in each[1]] == []

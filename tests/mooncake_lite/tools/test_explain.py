@@ -120,9 +120,12 @@ def test_the_command_prints_a_table_or_json_and_names_the_nearest_ids(
     assert main(["explain", "second", "--recording", run]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "second: kvcache-centric chose prefill 2 and decode 3"
-    assert lines[1].split()[:6] == ["prefill", "decode", "score", "ms", "TTFT", "ms"]
+    assert lines[1] == "of 4 reused blocks 0 were near, and 4 were fetched (a transfer of 41.0 ms)"
+    assert lines[2].split()[:6] == ["prefill", "decode", "score", "ms", "TTFT", "ms"]
     assert "a part of TTFT, and not of the score" in lines[-1]
-    assert lines[2].split() == [
+    assert lines[4].split()[0] == "1"
+    assert lines[4].split()[-6:-2] == ["4", "4", "4", "0"]  # near the other instance, which fetches none
+    assert lines[3].split() == [
         "2",
         "3",
         "101.0",
@@ -134,7 +137,7 @@ def test_the_command_prints_a_table_or_json_and_names_the_nearest_ids(
         "0",
         "4",
         "4",
-        "yes",
+        "4",
         "1",
         "22.0",
     ]

@@ -184,6 +184,17 @@ def test_a_wrong_option_is_named(
     assert message in capsys.readouterr().err
 
 
+def test_prompts_that_would_become_equal_are_not_sent(
+    tmp_path: Path, fake: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "many.jsonl"
+    trace.write_bytes(write_trace(Trace([TraceRequest(0, 1024, 1, [7, 8 + n]) for n in range(300)])))
+    assert run(trace, fake, "--divide-lengths", "512") == (2, {})
+    assert "divide by 256 at most" in capsys.readouterr().err
+    assert run(trace, fake, "--divide-lengths", "512", "--limit-requests", "4")[0] == 0
+    assert len({body["prompt"] for body in fake.bodies}) == 4
+
+
 def test_a_lost_server_ends_the_run_and_what_came_before_counts(trace: Path, fake: FakeServer) -> None:
     """Of ten requests within a second, the server takes two and is gone."""
     requests = [TraceRequest(100.0 * n, 5, 2, [n]) for n in range(10)]

@@ -65,6 +65,15 @@ def test_a_divided_trace_shares_the_prefixes_that_it_shared(trace: Trace, by: in
     assert all(len(each) == 1 for each in prefixes(small).values())
 
 
+@pytest.mark.parametrize("by", [64, 128, 256])
+def test_a_later_prompt_still_continues_the_answer_that_it_continued(by: int) -> None:
+    """The partial third block of the first prompt is full after its answer, as block 900."""
+    first, later = TraceRequest(0, 1025, 900, [5, 300, 301]), TraceRequest(9, 2048, 1, [5, 300, 900, 1200])
+    small = divided(Trace([first, later], answers=[[900], []]), by)
+    assert [*small.requests[0].hash_ids[:2], *small.answers[0]] == small.requests[1].hash_ids[:3]
+    assert small.requests[0].hash_ids[2] not in small.requests[1].hash_ids
+
+
 def test_a_full_block_stays_full_and_a_rest_is_rounded_up() -> None:
     trace = Trace([TraceRequest(0, 1024, 343, [1, 2]), TraceRequest(0, 1025, 0, [1, 2, 3])])
     assert [(one.input_length, one.output_length) for one in divided(trace, 16).requests] == [

@@ -81,7 +81,7 @@ def test_a_file_that_is_missing_a_folder_or_empty_is_refused(tmp_path: Path) -> 
         read_trace(tmp_path)
     path = tmp_path / "bytes"
     path.write_bytes(bytes(range(256)))
-    with pytest.raises(TraceError, match="bytes:1: jSON is malformed"):
+    with pytest.raises(TraceError, match="bytes:1: JSON is malformed"):
         read_trace(path)
     with pytest.raises(TraceError, match="no request in it"):
         read_trace(written(tmp_path, ""))
