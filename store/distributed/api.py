@@ -150,7 +150,7 @@ class MooncakeDistributedStore(Tensors):
         return self._put_parts(key, args, config, upsert=True)
 
     def upsert_batch(self, keys: list[str], values: list[Any], config: ReplicateConfig | None = None) -> int:
-        """Call put_batch, but replace existing objects."""
+        """Call put_batch, but replace existing objects. Of a repeated key the first value counts."""
         return self._put_batch(keys, values, config, upsert=True)
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
@@ -184,7 +184,8 @@ class MooncakeDistributedStore(Tensors):
         names, views = checked_names(keys), as_views(values)
         if len(names) != len(views):
             return BAD_PARAMETERS
-        codes = self._put_many(names, [[view] for view in views], config, upsert)
+        first = dict(zip(names[::-1], views[::-1]))  # Mooncake stores the first value of a repeated key
+        codes = self._put_many(names, [[first[name]] for name in names], config, upsert)
         return next((code for code in codes if code != OK), OK)
 
     def _put_from(

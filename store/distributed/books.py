@@ -37,8 +37,8 @@ class Books:
     """The books of one master. Times are nanoseconds of the master's monotonic clock.
 
     _entries    name -> what readers see; each has its slot in the table
-    _writing    name -> entry being written, which readers will see
-    _puts       put -> entry being written, all of which _writing names
+    _puts       put -> entry being written
+    _writing    name -> entries of it that are being written: one put at most, any number of upserts
     _spares     put -> space given in advance, without a name; _spare_bytes in all, _spare_counts by client
     _lenders    number -> segment
     _held       space in quarantine
@@ -52,7 +52,7 @@ class Books:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._space = Space(BlockLayout(1, 1, 1, 1, 1), quarantine_s=inf)  # these books say when it ends
         self._entries: dict[str, Entry] = {}
-        self._writing: dict[str, Entry] = {}
+        self._writing: Counter[str] = Counter()
         self._puts: dict[int, Entry] = {}
         self._spares: dict[int, Entry] = {}
         self._spare_bytes = 0
@@ -232,11 +232,18 @@ class Books:
         if entry.put in self._spares:
             self._take_spare(entry)
         else:
-            del self._writing[entry.name], self._puts[entry.put]
+            self._end_writing(entry)
             self.counters["puts_revoked"] += 1
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=until_ns > now_ns)
         if until_ns > now_ns:
             self._held.append(QuarantinedSpace(entry.owner, entry.client, until_ns))
+
+    def _end_writing(self, entry: Entry) -> None:
+        """Take an entry out of those that are being written: it is published, or revoked."""
+        del self._puts[entry.put]
+        self._writing[entry.name] -= 1
+        if not self._writing[entry.name]:
+            del self._writing[entry.name]
 
     def _take_spare(self, entry: Entry) -> None:
         """Take an entry out of the space in advance: it becomes an object, or is freed."""
@@ -287,10 +294,7 @@ class Books:
         for name, entry in self._entries.items():
             assert entry.name == name
             assert entry.word, f"{name} has no slot"
-        for name, entry in self._writing.items():
-            assert entry.name == name
-            assert self._puts[entry.put] is entry
-        assert len(self._writing) == len(self._puts)
+        assert self._writing == Counter(entry.name for entry in self._puts.values())
         unfinished = [*self._puts.values(), *self._spares.values()]
         assert not any(entry.word for entry in unfinished)
         assert not any(entry.name for entry in self._spares.values())

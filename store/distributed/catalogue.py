@@ -77,14 +77,22 @@ class Catalogue(Books):
     def put_start(
         self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
     ) -> Grant | int:
-        """Allocate space for an object; or return a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
+        """Allocate space for an object; or return a code: EXISTS, NO_SPACE, BAD_PARAMETERS.
+
+        Several upserts of a name may be under way, each in space of its own; readers see the one that ends
+        last.
+        """
         if nbytes < 1:
             return BAD_PARAMETERS
         old = self._entries.get(name)
-        if name in self._writing or (old is not None and not upsert):
+        if not upsert and (old is not None or name in self._writing):
             self.counters["puts_existing"] += 1
-            return NOT_READY if upsert else EXISTS
+            return EXISTS
         entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
+        old = self._entries.get(name)  # unless it has just been evicted
+        if entry is None and old is not None and self._makes_space(old, nbytes, now_ns):
+            self._drop(old, now_ns)
+            entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
         if entry is None:
             self.counters["puts_full"] += 1
             return NO_SPACE
@@ -93,9 +101,14 @@ class Catalogue(Books):
             entry.soft_until_ns = now_ns + wish.soft_pin_ms * 10**6
         elif old is not None and wish.keep_pin:
             entry.soft_until_ns = old.soft_until_ns
-        self._puts[entry.put] = self._writing[name] = entry
+        self._puts[entry.put] = entry
+        self._writing[name] += 1
         self.counters["puts"] += 1
         return Grant(entry.put, entry.locations, entry.scattered)
+
+    def _makes_space(self, old: Entry, nbytes: int, now_ns: int) -> bool:
+        """Tell whether an upsert of this size fits into the space of the object that it replaces."""
+        return nbytes <= old.nbytes and old.remote_until_ns <= now_ns and not old.tasks
 
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
@@ -127,7 +140,7 @@ class Catalogue(Books):
         if entry is None or entry.client != client:
             self._settle_put(client, put, now_ns)
             return NOT_FOUND
-        del self._puts[put], self._writing[entry.name]
+        self._end_writing(entry)
         self._publish(entry, now_ns)
         return OK
 

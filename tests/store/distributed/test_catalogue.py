@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from store.distributed.catalogue import LATE_WRITES_NS, Catalogue
+from store.distributed.codes import EXISTS, NO_SPACE
 from store.distributed.entries import NEVER_NS
 from store.distributed.messages import Grant, Wish
 from store.distributed.shared_table import TableWriter
@@ -98,6 +99,47 @@ def test_room_elsewhere_of_a_process_that_ended_waits_for_what_is_under_way(
     books.drop_client("other", SECOND)
     books.tick(SECOND + LATE_WRITES_NS)
     assert free_bytes(books) == empty
+
+
+def test_upserts_of_one_name_at_once_each_have_space_and_the_last_to_end_stays(books: Catalogue) -> None:
+    empty = free_bytes(books)
+    made = [
+        books.put_start(writer, "near", "a", 4096 * (1 + at), Wish(), True, at)
+        for at, writer in enumerate(["w0", "w1", "w2", "w3"])
+    ]
+    assert books.put_start("w4", "near", "a", 4096, Wish(), False, 5) == EXISTS
+    books.check()
+    assert books.put_end("w2", made[2].put, 6) == 0
+    assert books.put_revoke("w1", made[1].put, 7) == 0
+    books.drop_client("w3", 8)
+    assert books.find("a", 9, lease=False).nbytes == 3 * 4096
+    assert books.put_end("w0", made[0].put, 10) == 0
+    assert books.find("a", 11, lease=False).nbytes == 4096
+    assert (free_bytes(books), books.stats()["writing"]) == (empty - 4096, 0)
+
+
+def test_an_upsert_beside_an_unfinished_put_replaces_what_the_put_stores(books: Catalogue) -> None:
+    slow = books.put_start("w0", "near", "a", 4096, Wish(), False, 0)
+    fast = books.put_start("w1", "near", "a", 8192, Wish(), True, 1)
+    assert books.put_end("w1", fast.put, 2) == 0
+    assert books.put_end("w0", slow.put, 3) == 0
+    assert books.find("a", 4, lease=False).nbytes == 8192, "a put changes nothing that is there"
+
+
+@pytest.mark.parametrize(("nbytes", "code"), [(MIB, 0), (MIB // 2 + 4096, 0), (MIB + 1, NO_SPACE)])
+def test_an_upsert_takes_the_space_of_a_leased_object_when_no_other_is_left(
+    books: Catalogue, nbytes: int, code: int
+) -> None:
+    for lender in ("lender1", "lender2"):
+        books.drop_client(lender, 0)
+    put(books, "b", 3)
+    assert books.remove("b", 0, force=False) == 0
+    old = books.put_start("writer", "far", "a", MIB, Wish(), False, 0)
+    assert books.put_end("writer", old.put, 0) == 0
+    books.table.extend_lease(books.find("a", 0, lease=False).word, 5 * SECOND)
+    new = books.put_start("writer", "far", "a", nbytes, Wish(), True, SECOND)
+    assert new == code if code else books.put_end("writer", new.put, SECOND) == 0
+    assert books.find("a", SECOND, lease=False).nbytes == (MIB if code else nbytes), "kept, or replaced"
 
 
 def test_room_of_a_client_that_only_lost_its_connection_waits_for_its_end(books: Catalogue) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -198,6 +199,24 @@ def test_several_stores_in_one_process_share_their_objects() -> None:
             assert [store.get(f"k{number}") for number in range(3)] == [bytes([n]) * 100 for n in range(3)]
         rest(*made)
         assert len({store.get_hostname() for store in made}) == 3
+        master.catalogue.check()
+
+
+def test_two_clients_upsert_and_put_one_name_at_once() -> None:
+    codes: list[int] = []
+    with master_thread() as master, stores(address(master), 2) as (first, second):
+
+        def write(act: Callable[[str, bytes], int], letter: bytes) -> None:
+            codes.extend(act("a", letter * size) for size in range(1000, 5000, 100))
+
+        acts = [first.upsert, second.upsert, first.upsert, second.put]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, acts, [b"A", b"B", b"C", b"D"]))
+        assert codes == [0] * 160
+        assert len(set(first.get("a"))) == 1, "one value, and not parts of several"
+        assert second.get("a") == first.get("a")
+        rest(first, second)
+        assert master.stats()["writing"] == 0
         master.catalogue.check()
 
 
