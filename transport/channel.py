@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from transport.curve import CurveKeys
+from transport.descriptors import raise_limit
 from transport.errors import ChannelError, WireError
 from transport.waker import Waker
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
@@ -196,6 +197,7 @@ class Hub(_Channel):
         max_send_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__(decoder, max_send_bytes, None)
+        raise_limit()  # libzmq cannot refuse a connection when there is no descriptor for it
         self._plain_loopback = plain_loopback
         self._may_join = may_join
         self._curve = curve

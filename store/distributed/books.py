@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
+from store.distributed.codes import NO_SPACE, OK
 from store.distributed.entries import Entry, Lender, QuarantinedSpace, Replica, Space
 from store.distributed.eviction import EvictionOrder
 from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
-from store.errors import PoolFull, UnknownObject
+from store.errors import PoolFull, StoreError, UnknownObject
 from store.layout import BlockLayout
 from store.objects import Wanted
+from transport.descriptors import Reserve
 
 HIGH_WATER = 0.9
 """Share of the capacity above which eviction starts: Mooncake Store's."""
@@ -43,6 +45,7 @@ class Books:
     _lenders    number -> segment
     _held       space in quarantine
     _order      of eviction
+    _reserve    the descriptors of the next table: of its memory, and of Python's mapping
 
     Invariant: check().
     """
@@ -60,6 +63,7 @@ class Books:
         self._lenders: dict[int, Lender] = {}
         self._held: list[QuarantinedSpace] = []
         self._order = EvictionOrder(lambda entry, now_ns: self.table.lease_until_ns(entry.word, now_ns))
+        self._reserve = Reserve(2)
         self._next_put = 1
         self._next_segment = 1
 
@@ -121,14 +125,16 @@ class Books:
             lenders.sort(key=lambda one: (order.get(one.name, 0), one.machine != machine, -free(one.number)))
         return lenders
 
-    def _make_room_in_table(self) -> None:
-        if not self.table.is_crowded:
-            return
+    def _make_room_in_table(self) -> bool:
+        """Replace a crowded table, if the system gives memory for another; False when no slot is left."""
         old = self.table
-        self.table, moved = old.regrown()
-        for entry in self._entries.values():
-            entry.word = moved[entry.word]
-        old.close()
+        if old.is_crowded:
+            with contextlib.suppress(StoreError), self._reserve.lent():
+                self.table, moved = old.regrown()
+                for entry in self._entries.values():
+                    entry.word = moved[entry.word]
+                old.close()
+        return not self.table.is_full
 
     # ------------------------------------------------------------------------------------- eviction
 
@@ -168,18 +174,21 @@ class Books:
 
     # ---------------------------------------------------------------------------------------- steps
 
-    def _publish(self, entry: Entry, now_ns: int) -> None:
-        """Show an entry that has been written to readers, in place of the old one of its name."""
+    def _publish(self, entry: Entry, now_ns: int) -> int:
+        """Show an entry that has been written to readers, in place of the old one of its name.
+
+        Returns OK, or NO_SPACE when the table is full and cannot grow.
+        """
         old = self._entries.get(entry.name)
-        if old is not None and not entry.upsert:  # another put of this name was faster
-            self.counters["puts_existing"] += 1
+        is_full = old is None and not self._make_room_in_table()
+        if is_full or (old is not None and not entry.upsert):  # another put of this name was faster
+            self.counters["puts_full" if is_full else "puts_existing"] += 1
             self._space.revoke_owner(entry.owner, now_ns / 1e9)
-            return
+            return NO_SPACE if is_full else OK
         for replica in entry.replicas:
             self._space.put_end(replica.object_id, (), now=0.0)
         self.counters["puts_ended"] += 1
         if old is None:
-            self._make_room_in_table()
             key, digest = name_hash(entry.name)
             entry.word = self.table.insert(key, digest, entry.nbytes, entry.locations, now_ns)
         else:
@@ -189,6 +198,12 @@ class Books:
             self._rewrite(entry)
         self._entries[entry.name] = entry
         self._order.add(entry, now_ns)
+        return OK
+
+    def close(self) -> None:
+        """Give the table back."""
+        self.table.close()
+        self._reserve.close()
 
     def _drop(self, entry: Entry, now_ns: int) -> None:
         """Remove an object."""

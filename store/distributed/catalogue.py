@@ -135,19 +135,18 @@ class Catalogue(Books):
         return granted
 
     def put_end(self, client: str, put: int, now_ns: int) -> int:
-        """Publish a put whose bytes are in place. Returns OK, or NOT_FOUND when it has been revoked."""
+        """Publish a put whose bytes are in place. Returns OK, NO_SPACE, or NOT_FOUND if it was revoked."""
         entry = self._puts.get(put)
         if entry is None or entry.client != client:
             self._settle_put(client, put, now_ns)
             return NOT_FOUND
         self._end_writing(entry)
-        self._publish(entry, now_ns)
-        return OK
+        return self._publish(entry, now_ns)
 
     def claim(self, client: str, put: int, name: str, now_ns: int) -> int:
         """Publish a put from the client's journal. name: of a put into space in advance, else "".
 
-        Returns OK, or NOT_FOUND when the space is not the client's (any more).
+        Returns OK, NO_SPACE, or NOT_FOUND when the space is not the client's (any more).
         """
         self.counters["claims"] += 1
         spare = self._spares.get(put)
@@ -160,8 +159,7 @@ class Catalogue(Books):
         if spare.wish.soft_pin_ms is not None:
             spare.soft_until_ns = now_ns + spare.wish.soft_pin_ms * 10**6
         self.counters["puts"] += 1
-        self._publish(spare, now_ns)
-        return OK
+        return self._publish(spare, now_ns)
 
     def put_revoke(self, client: str, put: int, now_ns: int) -> int:
         """Forget this put; its writer will not write any more."""

@@ -6,11 +6,13 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import msgspec
@@ -26,10 +28,13 @@ from store.distributed.tasks import Tasks
 from store.errors import StoreError
 from transport.channel import Hub
 from transport.curve import CurveKeys
+from transport.descriptors import raise_limit
 from transport.errors import WireError
 from transport.lines import LineServer
 from transport.pids import ProcessWatch
 from transport.wire import Decoder
+
+log = logging.getLogger("mooncake_lite.store")
 
 DEFAULT_LEASE_MS = 10_000
 FIRST_PORT, LAST_PORT = 12_300, 14_300
@@ -41,6 +46,12 @@ SILENT_NS = 10 * 10**9
 
 MAX_CLIENTS = LAST_PORT - FIRST_PORT
 """Most clients: fewer than there are ports to give, so that one is always free."""
+
+CLIENT_DESCRIPTORS, OTHER_DESCRIPTORS = 3, 64
+"""Descriptors of each client: channel, line, process; and those of the master itself, with a reserve."""
+
+SAY_AGAIN_S = 60.0
+"""Time between two lines of the log that say that the master is full."""
 
 REMOVED_AT_ONCE = 20_000
 """Objects that one RemoveAll removes at once, which takes a fifth of a second."""
@@ -89,7 +100,9 @@ class Master:
         self._clients: dict[str, Client] = {}
         self._segments: dict[int, say.Segment] = {}
         self._watch = ProcessWatch()
-        self._strangers = 0
+        self._strangers = self._refused = 0
+        self._most_clients = min(MAX_CLIENTS, (raise_limit() - OTHER_DESCRIPTORS) // CLIENT_DESCRIPTORS)
+        self._said_full_s = -inf
         decoder = Decoder(say.Request, say.MAX_BYTES)
         self._hub = Hub(
             [endpoint], decoder, curve, plain_loopback=curve is None, max_send_bytes=say.MAX_BYTES
@@ -160,7 +173,7 @@ class Master:
         self._lines.close()
         self._hub.close()
         self._journals.close()
-        self.catalogue.table.close()
+        self.catalogue.close()
 
     def stats(self) -> dict[str, int]:
         """Return the counters and gauges of the books and of the channel."""
@@ -219,8 +232,11 @@ class Master:
 
     def _join(self, peer: str, join: say.Join, now_ns: int) -> say.Joined:
         trusted = self._curve is not None or secrets.compare_digest(join.token, self._token)
-        if not trusted or peer in self._clients or len(self._clients) >= MAX_CLIENTS:
+        is_full = len(self._clients) >= self._most_clients
+        if not trusted or peer in self._clients or is_full:
             self._strangers += not trusted
+            if is_full:
+                self._say_full(f"{self._most_clients} clients have joined")
             return say.Joined(join.call, BAD_PARAMETERS, "", 0)
         local = join.machine == self._machine and join.pid > 0
         client = Client(peer, join.machine, join.pid if local else 0, now_ns)
@@ -242,6 +258,12 @@ class Master:
         shared = self._journals
         where = say.Memory(self._machine, os.getpid(), shared.fd, shared.inode, shared.nbytes)
         return say.Joined(join.call, OK, hostname, client.segment, client.journal, where)
+
+    def _say_full(self, why: str) -> None:
+        """Log that clients are refused, in one line a minute."""
+        if time.monotonic() - self._said_full_s > SAY_AGAIN_S:
+            self._said_full_s = time.monotonic()
+            log.warning("more clients are refused: %s; raise the limit on open files (ulimit -n)", why)
 
     def _hostname(self, wanted: str) -> str:
         """Return HOST:PORT: as wanted when it has a port, else with one that no segment has."""
@@ -296,6 +318,9 @@ class Master:
             if client.pid == 0 and now_ns - client.heard_ns > SILENT_NS:
                 self._forget(client, now_ns + LATE_WRITES_NS)
         self.catalogue.tick(now_ns)
+        if self._lines.refused != self._refused:
+            self._refused = self._lines.refused
+            self._say_full("no descriptor is left")
 
     # ------------------------------------------------------------------------------ answers
 

@@ -206,6 +206,11 @@ class TableWriter(_Table):
         """Tell whether a larger (or tidier) table should replace it."""
         return len(self._versions) + self._gone > MAX_LOAD * self.slots
 
+    @property
+    def is_full(self) -> bool:
+        """Tell whether no slot is left for another object."""
+        return len(self._versions) >= self.slots - 1
+
     def insert(self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int) -> int:
         """Insert an object; return the index of its slot's first word."""
         at = key & self.mask

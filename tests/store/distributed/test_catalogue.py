@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,10 @@ from store.distributed.catalogue import LATE_WRITES_NS, Catalogue
 from store.distributed.codes import EXISTS, NO_SPACE
 from store.distributed.entries import NEVER_NS
 from store.distributed.messages import Grant, Wish
-from store.distributed.shared_table import TableWriter
+from store.distributed.shared_table import FIRST_SLOTS, TableWriter
 from store.distributed.tasks import Tasks
+from store.errors import StoreError
+from tests.descriptors import no_descriptor_left
 
 pytestmark = pytest.mark.quick
 SECOND = 10**9
@@ -26,7 +29,7 @@ def books() -> Iterator[Catalogue]:
         assert made.mount(f"lender{number}", f"segment{number}", machine, MIB) == number
     yield made
     made.check()
-    made.table.close()
+    made.close()
 
 
 def free_bytes(books: Catalogue) -> int:
@@ -140,6 +143,41 @@ def test_an_upsert_takes_the_space_of_a_leased_object_when_no_other_is_left(
     new = books.put_start("writer", "far", "a", nbytes, Wish(), True, SECOND)
     assert new == code if code else books.put_end("writer", new.put, SECOND) == 0
     assert books.find("a", SECOND, lease=False).nbytes == (MIB if code else nbytes), "kept, or replaced"
+
+
+def fill(books: Catalogue, first: int, count: int) -> list[int]:
+    codes = []
+    for number in range(first, first + count):
+        grant = books.put_start("writer", "near", f"n{number}", 1, Wish(), False, 0)
+        codes.append(books.put_end("writer", grant.put, 0))
+    return codes
+
+
+def test_a_table_grows_when_no_other_descriptor_is_left(books: Catalogue) -> None:
+    with no_descriptor_left():
+        assert fill(books, 0, 3000) == [0] * 3000
+    assert books.stats()["table_slots"] > FIRST_SLOTS
+
+
+def test_a_table_that_cannot_grow_is_filled_and_then_refuses_until_it_can(
+    books: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> tuple[int, Any]:
+        raise StoreError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("store.distributed.shared_table.make_memfd", refuse)
+        codes = fill(books, 0, FIRST_SLOTS + 9)
+        assert codes == [0] * (FIRST_SLOTS - 1) + [NO_SPACE] * 10
+        assert books.remove("n5", 0, force=True) == 0
+        grant = books.put_start("writer", "near", "n6", 9, Wish(), True, 0)
+        assert books.put_end("writer", grant.put, 0) == 0, "an upsert takes no slot"
+        spare = books.spares("writer", "near", 9, Wish(), 1, 0)[0]
+        assert books.claim("writer", spare.put, "in the slot of n5", 0) == 0
+        spare = books.spares("writer", "near", 9, Wish(), 1, 0)[0]
+        assert books.claim("writer", spare.put, "one too many", 0) == NO_SPACE
+        books.check()
+    assert fill(books, FIRST_SLOTS + 9, 2) == [0, 0]
 
 
 def test_room_of_a_client_that_only_lost_its_connection_waits_for_its_end(books: Catalogue) -> None:

@@ -191,6 +191,25 @@ def test_who_cannot_read_the_masters_memory_is_not_let_in() -> None:
         store.close()
 
 
+def test_clients_beyond_the_descriptors_are_refused_in_one_line_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("store.distributed.master.raise_limit", lambda: 64 + 3 * 2 + 2)
+    with master_thread() as master, stores(address(master), 2) as (first, second):
+        for _ in range(3):
+            refused = MooncakeDistributedStore()
+            assert refused.setup("127.0.0.1", "x", MIB, MIB, "tcp", "", address(master)) == -600
+        assert first.put("a", b"1") == 0
+        assert second.get("a") == b"1"
+        second.close()
+        with stores(address(master)) as (third,):
+            assert third.get("a") == b"1"
+    lines = [record.message for record in caplog.records if "refused" in record.message]
+    assert lines == [
+        "more clients are refused: 2 clients have joined; raise the limit on open files (ulimit -n)"
+    ]
+
+
 def test_several_stores_in_one_process_share_their_objects() -> None:
     with master_thread() as master, stores(address(master), 3) as made:
         for number, store in enumerate(made):
