@@ -118,6 +118,11 @@ class _Channel(contextlib.AbstractContextManager[Any]):
         self._sockets: list[zmq.Socket] = []
         self.closed = False
 
+    @property
+    def wake_fd(self) -> int:
+        """Return the file descriptor that wake() makes readable until the next receive()."""
+        return self._waker.fd
+
     def wake(self) -> None:
         """Make receive() return. The one method that any thread may call."""
         self._waker.wake()

@@ -210,10 +210,12 @@ class LineServer:
 class Line:
     """The side that connects and asks, from one thread at a time. One request is open at a time.
 
+    wake_fd    ends a wait in is_ready() when it turns readable; -1: none
+
     Raises ChannelError when no server listens under this name.
     """
 
-    def __init__(self, name: str, decoder: Decoder, max_send_bytes: int):
+    def __init__(self, name: str, decoder: Decoder, max_send_bytes: int, wake_fd: int = -1):
         self._decoder = decoder
         self._max_send_bytes = max_send_bytes
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -225,6 +227,8 @@ class Line:
             raise ChannelError(f"nobody listens at {name}: {error}") from None
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        if wake_fd >= 0:
+            self._poll.register(wake_fd, select.POLLIN)
 
     def send(self, message: msgspec.Struct, timeout_s: float) -> None:
         """Send a message. Raises ChannelError if the server is gone or reads nothing, or WireError."""
@@ -250,7 +254,8 @@ class Line:
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Tell whether an answer, or the end, begins to arrive within this time."""
-        return bool(self._poll.poll(1000 * timeout_s))
+        own = self._socket.fileno()
+        return any(fd == own for fd, _ in self._poll.poll(1000 * timeout_s))
 
     def _some(self, deadline: float) -> bytearray:
         try:

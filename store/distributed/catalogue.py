@@ -215,6 +215,11 @@ class Catalogue(Books):
             self._rewrite(entry)
         return True
 
+    def settle_copy(self, client: str, added: Sequence[Replica], now_ns: int) -> None:
+        """Free the space of a copy that took too long, whose client has ended it at last."""
+        objects = tuple(replica.object_id for replica in added)
+        self._settle([one for one in self._held if (one.client, one.objects) == (client, objects)], now_ns)
+
     # -------------------------------------------------------------------------------------- lookups
 
     def find(self, name: str, now_ns: int, *, lease: bool) -> Entry | None:

@@ -156,11 +156,12 @@ class Client:
         if self._journals is not None:
             self._journals.close()
 
-    def _others_writing(self) -> int:
-        """Count the writes of other threads.
+    def interrupt(self) -> bool:
+        """Tell whether this thread is in a call, below a signal handler, and end the wait of that call."""
+        return self._link.interrupt() or threading.get_ident() in self._writing
 
-        A write of this thread is suspended below a signal handler, and will find its segments closed.
-        """
+    def _others_writing(self) -> int:
+        """Count the writes of other threads. One of this thread is suspended; its segments will be closed."""
         here = threading.get_ident()
         return sum(thread != here for thread in list(self._writing))
 

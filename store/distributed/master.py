@@ -318,6 +318,7 @@ class Master:
             if client.pid == 0 and now_ns - client.heard_ns > SILENT_NS:
                 self._forget(client, now_ns + LATE_WRITES_NS)
         self.catalogue.tick(now_ns)
+        self._tasks.tick(now_ns, _wall_ms())
         if self._lines.refused != self._refused:
             self._refused = self._lines.refused
             self._say_full("no descriptor is left")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from store.distributed.catalogue import LATE_WRITES_NS, Catalogue
-from store.distributed.codes import EXISTS, NO_SPACE
+from store.distributed.codes import EXISTS, NO_SPACE, NO_TASK, NOT_READY
 from store.distributed.entries import NEVER_NS
 from store.distributed.messages import Grant, Wish
 from store.distributed.shared_table import FIRST_SLOTS, TableWriter
-from store.distributed.tasks import Tasks
+from store.distributed.tasks import FAILED, SLOWEST_NS_PER_BYTE, TASK_LIMIT_NS, Tasks
 from store.errors import StoreError
 from tests.descriptors import no_descriptor_left
 
@@ -62,6 +62,32 @@ def test_a_copy_of_an_object_that_was_replaced_meanwhile_gives_its_room_back(boo
     assert books.put_end("writer", grant.put, SECOND) == 0
     tasks.drop_client("copier", 2 * SECOND, 0)
     assert free_bytes(books) == empty - 4096
+
+
+@pytest.mark.parametrize(("source", "target"), [("", "segment2"), ("segment1", "segment3")])
+@pytest.mark.parametrize("end", ["ends it late", "leaves", "dies"])
+def test_a_copy_of_a_client_that_is_stopped_pins_its_object_for_a_bounded_time(
+    books: Catalogue, source: str, target: str, end: str
+) -> None:
+    tasks, empty = Tasks(books), free_bytes(books)
+    put(books, "a", 1)
+    task = tasks.start(0, "copier", "a", source, [target], 0, 0).task
+    limit_ns = TASK_LIMIT_NS + 4096 * SLOWEST_NS_PER_BYTE
+    tasks.tick(limit_ns, 0)
+    assert books.remove("a", limit_ns, force=False) == NOT_READY
+    tasks.tick(limit_ns + 1, 0)
+    assert tasks.ask(0, task).status == FAILED
+    assert books.remove("a", limit_ns + 1, force=False) == 0
+    assert free_bytes(books) == empty - 4096, "the copier may go on and write"
+    books.check()
+    if end == "ends it late":
+        assert tasks.end("other", task, "", limit_ns + 2, 0) == NO_TASK
+        assert free_bytes(books) == empty - 4096
+        assert tasks.end("copier", task, "", limit_ns + 2, 0) == NO_TASK
+    else:
+        books.drop_client("copier", limit_ns + 2, 0 if end == "leaves" else limit_ns + 3)
+        books.tick(limit_ns + 3)
+    assert free_bytes(books) == empty
 
 
 def test_the_source_of_a_move_stays_while_a_reader_elsewhere_may_copy_it(books: Catalogue) -> None:

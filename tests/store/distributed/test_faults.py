@@ -268,6 +268,57 @@ with held:
         assert heard(process) == "closed 0"
 
 
+CLOSED_BY_A_SIGNAL = """
+import os, signal, sys, threading, time
+from store import MooncakeDistributedStore
+master, pid = sys.argv[1], int(sys.argv[2])
+acts = {
+    "put": lambda store: store.put("b", b"1" * 500),
+    "upsert_batch": lambda store: store.upsert_batch(["a", "c"], [b"1", b"2"]),
+    "remove": lambda store: store.remove("a", True),
+    "get_replica_desc": lambda store: store.get_replica_desc("a"),
+    "health_check": lambda store: store.health_check(),
+    "remove_all": lambda store: store.remove_all(True),
+}
+for name, act in acts.items():
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 2**22, 2**22, "tcp", "", master) == 0
+    assert store.put("a", b"1") == 0
+    def close(*_):
+        closed.extend([store.close(), store.close()])
+    closed = []
+    signal.signal(signal.SIGALRM, close)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        began = time.monotonic()
+        code = act(store)
+        took_s = time.monotonic() - began
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for thread in threading.enumerate():
+        if thread.name == "store end":
+            thread.join(10)
+    threads = [thread.name for thread in threading.enumerate()]
+    print(name, code, took_s < 2, closed, store.close(), store.put("a", b"1"), threads, flush=True)
+"""
+
+
+@pytest.mark.parametrize("path", ["", "tcp"])
+def test_a_signal_handler_may_close_while_a_call_waits_for_the_master(path: str) -> None:
+    codes = {"upsert_batch": "-900", "get_replica_desc": "[]", "health_check": "2"}
+    with (
+        master_process() as (master, running),
+        stores(master, segment=0) as (other,),
+        program(CLOSED_BY_A_SIGNAL, master, str(running.pid), MOONCAKE_LITE_STORE_PATH=path) as process,
+    ):
+        for name in ("put", "upsert_batch", "remove", "get_replica_desc", "health_check", "remove_all"):
+            expected = f"{name} {codes.get(name, '-900')} True [0, 0] 0 -600 ['MainThread']"
+            assert heard(process) == expected
+            stats = link_of(other).ask(say.StatsAsk).values
+            assert (stats["segments"], stats["clients"]) == (0, 1), "the segment was given back"
+
+
 def test_all_objects_are_removed_in_portions_between_which_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
