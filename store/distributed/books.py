@@ -85,27 +85,36 @@ class Books:
     ) -> list[Replica]:
         """Allocate replicas on as many segments as are wanted and there; return [] without space.
 
-        Evicts for the first replica only. A replica is one range where one is free, else several. Space in
-        advance (evict False) is one range.
+        Evicts for the first replica only, and not when no machine has memory for what is free. A replica is
+        one range where one is free, else several. Space in advance (evict False) is one range.
         """
         placed: list[Replica] = []
+        starved: set[int] = set()
         if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
             return placed  # nothing is evicted in vain
         while not placed:
             for contiguous in (True, False) if evict else (True,):
                 for lender in self._candidates(machine, wish) if not placed else ():
-                    replica = self._place_on(lender, owner, nbytes, now_ns, contiguous)
+                    replica = self._place_on(lender, owner, nbytes, now_ns, contiguous, starved)
                     if replica is not None:
                         placed.append(replica)
                     if len(placed) == wish.replicas:
                         break
-            if not placed and not (evict and self.evict(nbytes, now_ns)):
+            may_evict = evict and len(starved) < len(self._lenders)
+            if not placed and not (may_evict and self.evict(nbytes, now_ns)):
                 break
         return placed
 
     def _place_on(
-        self, lender: Lender, owner: str, nbytes: int, now_ns: int, contiguous: bool
+        self,
+        lender: Lender,
+        owner: str,
+        nbytes: int,
+        now_ns: int,
+        contiguous: bool,
+        starved: set[int],
     ) -> Replica | None:
+        """Allocate a replica on a segment; None without space. starved: gets its number, without memory."""
         wanted, number = [Wanted(nbytes)], lender.number
         try:
             (made,) = self._space.allocate_many(
@@ -113,7 +122,12 @@ class Books:
             )
         except PoolFull:
             return None
-        lender.used_until = max(lender.used_until, *(offset + length for offset, length in made.extents))
+        end = max(offset + length for offset, length in made.extents)
+        if end > max(lender.used_until, lender.grows_until):
+            self._space.put_revoke(made.object_id, now=now_ns / 1e9)
+            starved.add(number)
+            return None
+        lender.used_until = max(lender.used_until, end)
         return Replica(made.object_id, number, made.extents)
 
     def _candidates(self, machine: str, wish: Wish) -> list[Lender]:

@@ -175,13 +175,14 @@ class Client:
     def _keep(self) -> None:
         """Beat to the master until it is gone; unmap segments that are no longer lent."""
         turn = itertools.count()
-        used_before, wait_s, tidy_s = 0, BEAT_S, 0.0
+        used_before, wait_s, tidy_s = 0, BUSY_BEAT_S, 0.0
         while not self._stop.wait(wait_s):
             try:
-                _, used_until = self._link.ask(say.Beat).codes
+                growth = None if self._lending is None else self._lending.growth()
+                _, used_until = self._link.ask(say.Beat, growth).codes
                 wait_s = BEAT_S if used_until == used_before else BUSY_BEAT_S
                 used_before = used_until
-                if self._lending is not None:
+                if self._lending is not None and growth:
                     self._warmer.prepare(self._lending.memory, used_until)
                 if time.monotonic() - tidy_s >= BEAT_S:
                     tidy_s = time.monotonic()

@@ -327,7 +327,11 @@ class Master:
 
     def _beat(self, client: Client, beat: say.Beat, now_ns: int) -> say.Codes:
         lender = self.catalogue.segments().get(client.segment)
-        return say.Codes(beat.call, [OK, lender.used_until if lender is not None else 0])
+        if lender is None:
+            return say.Codes(beat.call, [OK, 0])
+        if beat.growth is not None:
+            lender.grows_until = lender.used_until + beat.growth
+        return say.Codes(beat.call, [OK, lender.used_until])
 
     def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
         if len(ask.names) != len(ask.sizes):

@@ -84,7 +84,12 @@ class Leave(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Show that the client is alive. The answer is OK, and how far its segment has been used."""
+    """Show that the client is alive. The answer is OK, and how far its segment has been used.
+
+    growth    bytes by which the used part of its segment may grow until the next beat; None: as before
+    """
+
+    growth: Count | None = None
 
 
 class Drain(Message, frozen=True):

@@ -17,7 +17,9 @@ from queue import Empty, SimpleQueue
 
 from store.allocator import Extent
 from store.distributed import messages as say
-from store.distributed.memory import Lent, Mapped, map_foreign
+from store.distributed.codes import NO_SPACE, CodeError
+from store.distributed.memory import READY_BYTES, Lent, Mapped, map_foreign
+from store.distributed.memory_left import memory_left
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.errors import StoreError
 from store.objects import pieces
@@ -43,6 +45,9 @@ SLOWEST_BYTES_PER_S = 20e6
 
 EXPOSED = 1
 """Number of a lender's one segment at its own BytesServer."""
+
+RESERVE_BYTES = 32 * 2**20
+"""Memory that lenders leave to the processes of their machine. Any value of this order works."""
 
 BULK_BYTES = 256 * 1024
 """Copies of at least so many bytes let other threads run, and first check whether the pages are warm."""
@@ -222,6 +227,9 @@ class Lending:
     """The segment that this client lends: memory, and a server for clients that cannot map it."""
 
     def __init__(self, nbytes: int, host: str):
+        left = memory_left()
+        if nbytes > left:
+            raise CodeError(NO_SPACE, f"a segment of {nbytes} B, and {left} B of memory are left; lend less")
         self.memory = Lent(nbytes)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         try:
@@ -230,6 +238,14 @@ class Lending:
             self.memory.close()
             raise StoreError(str(error)) from None
         self.server.expose(EXPOSED, self.memory.view)
+
+    def growth(self) -> int:
+        """Return the bytes by which its used part may grow until the next beat.
+
+        Half of what is left, for other lenders of the machine grow, too; less a reserve for what `prepare`
+        takes ahead.
+        """
+        return max(0, memory_left() - RESERVE_BYTES - min(READY_BYTES, self.memory.nbytes // 8)) // 2
 
     def close(self) -> None:
         """Stop lending."""

@@ -260,7 +260,8 @@ def test_eight_threads_put_and_get_a_hundred_megabytes_each() -> None:
     assert wrong == []
 
 
-def test_a_segment_of_many_gigabytes_is_only_reserved() -> None:
+def test_a_segment_of_many_gigabytes_is_only_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.distributed.segments.memory_left", lambda: 2**40)
     with master_thread() as master:
         began = time.monotonic()
         with stores(address(master), 1, 512 * 2**30) as (store,):
