@@ -84,13 +84,15 @@ class Client:
     def _join(self, setup: Setup, curve: CurveKeys | None, machine: str, use_tcp: bool) -> None:
         token = b""
         told = self._link.welcome.table
+        if told.machine != machine and curve is None:
+            raise CodeError(BAD_PARAMETERS, "a master of another container wants its keys")
         if told.machine == machine:
             try:
                 table = table_at(told)
             except StoreError as error:
                 if curve is None:
                     raise CodeError(
-                        BAD_PARAMETERS, f"{error}; a master of another user or container wants its keys"
+                        BAD_PARAMETERS, f"{error}; a master of another user wants its keys"
                     ) from None
             else:
                 token = table.token
