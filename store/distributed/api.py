@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -362,12 +363,15 @@ class MooncakeDistributedStore(Tensors):
             return BAD_PARAMETERS
         if self._client is None:
             return BAD_PARAMETERS
-        removed, after = 0, ""
+        removed, listing = 0, secrets.randbits(32)
         try:
-            while names := self._client.ask(say.NamesAsk, after).names:
-                matching = [name for name in names if pattern.search(name)]
+            page = self._client.ask(say.NamesAsk, listing, False)
+            while page.names:
+                matching = [name for name in page.names if pattern.search(name)]
                 removed += self._client.ask_codes(say.Remove, matching, bool(force)).count(OK)
-                after = names[-1]
+                if not page.more:
+                    break
+                page = self._client.ask(say.NamesAsk, listing, True)
         except CodeError as error:
             return error.code
         return removed

@@ -7,12 +7,11 @@ Explained in docs/explain/leases.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nsmallest
 
 from store.distributed.books import Books
 from store.distributed.codes import BAD_PARAMETERS, EXISTS, HAS_LEASE, NO_SPACE, NOT_FOUND, NOT_READY, OK
 from store.distributed.entries import NEVER_NS, Entry, Lender, Replica
-from store.distributed.messages import MAX_KEYS, Grant, Wish, portions
+from store.distributed.messages import Grant, Wish
 from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from store.errors import PoolFull, StoreError
 
@@ -233,11 +232,6 @@ class Catalogue(Books):
             entry.remote_until_ns = now_ns + self.table.lease_ttl_ns
             self.table.extend_lease(entry.word, entry.remote_until_ns)
         return entry
-
-    def names(self, after: str) -> list[str]:
-        """Return the names of objects after this one, in order, as many as one message takes."""
-        found = nsmallest(MAX_KEYS, (name for name in self._entries if name > after))
-        return found[next(portions(found), slice(0))]
 
     # ------------------------------------------------------------------------------------- removing
 

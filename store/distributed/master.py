@@ -50,6 +50,9 @@ MAX_CLIENTS = LAST_PORT - FIRST_PORT
 CLIENT_DESCRIPTORS, OTHER_DESCRIPTORS = 3, 64
 """Descriptors of each client: channel, line, process; and those of the master itself, with a reserve."""
 
+MAX_LISTINGS = 64
+"""Most unfinished lists of names of one client: more than it has threads, unless some were interrupted."""
+
 SAY_AGAIN_S = 60.0
 """Time between two lines of the log that say that the master is full."""
 
@@ -70,6 +73,7 @@ class Client:
     pid        0: it is on another machine, and its beats are watched
     journal    None: it has none
     removing   names that its RemoveAll has not reached yet
+    listings   number of a list of names -> those that it has not been told
     """
 
     peer: str
@@ -79,6 +83,7 @@ class Client:
     segment: int = 0
     journal: int | None = None
     removing: list[str] = field(default_factory=list)
+    listings: dict[int, list[str]] = field(default_factory=dict)
 
 
 class Master:
@@ -125,7 +130,7 @@ class Master:
             say.Find: self._find,
             say.Remove: self._remove,
             say.RemoveAll: self._remove_all,
-            say.NamesAsk: lambda client, ask, now: say.NamesAre(ask.call, self.catalogue.names(ask.after)),
+            say.NamesAsk: self._names_ask,
             say.Clear: self._clear,
             say.TaskStart: self._task_start,
             say.TaskEnd: self._task_end,
@@ -374,6 +379,17 @@ class Master:
         remove = self.catalogue.remove
         removed = sum(remove(name, now_ns, force=ask.force) == OK for name in some)
         return say.Codes(ask.call, [removed, len(client.removing)])
+
+    def _names_ask(self, client: Client, ask: say.NamesAsk, now_ns: int) -> say.NamesAre:
+        left = client.listings.pop(ask.listing, []) if ask.more else self.catalogue.all_names()
+        last = left[: -say.MAX_KEYS - 1 : -1]
+        page = last[next(say.portions(last), slice(0))]
+        del left[len(left) - len(page) :]
+        if left:
+            client.listings[ask.listing] = left
+            if len(client.listings) > MAX_LISTINGS:
+                del client.listings[next(iter(client.listings))]
+        return say.NamesAre(ask.call, page, bool(left))
 
     def _clear(self, client: Client, ask: say.Clear, now_ns: int) -> say.NamesAre:
         clear = self.catalogue.clear

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from store import MooncakeDistributedStore, ReplicateConfig
 from store.distributed import messages as say
 from store.distributed.codes import CodeError
 from store.distributed.link import Link
+from store.distributed.master import MAX_LISTINGS
 from store.distributed.segments import LocalSegment, Segments
 from tests.patience import patient, wait_until
 from tests.store.distributed.running import (
@@ -331,6 +333,36 @@ def test_all_objects_are_removed_in_portions_between_which_others_are_served(
         assert store.remove_all(True) == 1
         assert store.remove_all() == 0
         assert master.stats()["objects"] == 0
+
+
+def test_names_are_listed_once_for_all_pages_and_for_each_thread_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.distributed.messages.MAX_KEYS", 7)
+    names = [f"{letter}{number}" for number in range(50) for letter in "abcd"]
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put_batch(names, [b"1"] * 200) == 0
+        listed: list[int] = []
+        all_names = master.catalogue.all_names
+
+        def listing() -> list[str]:
+            listed.append(1)
+            return all_names()
+
+        monkeypatch.setattr(master.catalogue, "all_names", listing)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(store.remove_by_regex, ["^a", "^b", "^c", "^d0"])) == [50, 50, 50, 1]
+        assert len(listed) == 4
+        assert store.remove_by_regex("") == 49
+        assert store.remove_by_regex("") == 0
+        rest(store)
+        (client,) = master._clients.values()
+        assert client.listings == {}
+        for number in range(100):  # of threads that were interrupted
+            assert store.put_batch(names, [b"1"] * 200) == 0
+            assert len(link_of(store).ask(say.NamesAsk, number, False).names) == 7
+        assert len(client.listings) == MAX_LISTINGS
+        assert link_of(store).ask(say.NamesAsk, 5, True).names == [], "forgotten"
 
 
 def counts() -> tuple[int, int]:
