@@ -308,13 +308,13 @@ class TableWriter(_Table):
         self._gone += not is_last
 
     def regrown(self) -> tuple[TableWriter, dict[int, int]]:
-        """Return a table with space for twice the objects, and {old word: new word} of each slot.
+        """Return a table that is a third full at most, and {old word: new word} of each slot.
 
         This table is then retired: its slots are hidden, and moved with leases that came until then. All
         slots move in a few operations over arrays, because clients wait meanwhile.
         """
         slots = FIRST_SLOTS
-        while 4 * self._count > MAX_LOAD * slots:
+        while 3 * self._count > slots:
             slots *= 2
         made = TableWriter(self.lease_ttl_ns, self.token, slots=slots, last_version=self._last_version)
         self.words[2] = 1
