@@ -24,6 +24,12 @@ def raise_limit() -> int:
     return soft
 
 
+def are_left(count: int) -> bool:
+    """Tell whether this process can open so many descriptors now."""
+    with contextlib.closing(Reserve(count)) as reserve:
+        return reserve.is_full
+
+
 class Reserve:
     """Descriptors that are kept for the moment in which the process has no others left."""
 
@@ -31,6 +37,11 @@ class Reserve:
         self._count = count
         self._fds: list[int] = []
         self._take()
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether all of them are there."""
+        return len(self._fds) == self._count
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:

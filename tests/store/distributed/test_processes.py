@@ -15,6 +15,7 @@ import pytest
 
 from store import MooncakeDistributedStore, ReplicateConfig
 from store.distributed import messages as say
+from tests.descriptors import no_descriptor_left
 from tests.mpi import run_mpi
 from tests.patience import patient, wait_until
 from tests.store.distributed.running import (
@@ -208,6 +209,22 @@ def test_clients_beyond_the_descriptors_are_refused_in_one_line_and_the_others_g
     assert lines == [
         "more clients are refused: 2 clients have joined; raise the limit on open files (ulimit -n)"
     ]
+
+
+def test_a_program_without_descriptors_gets_a_code_and_lives(caplog: pytest.LogCaptureFixture) -> None:
+    """With a few left, libzmq would abort it."""
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put("a", b"1" * 5000) == 0
+        for left in (0, 1, 3, 5, 8, 11, 16):
+            with no_descriptor_left(but=left):
+                assert (
+                    MooncakeDistributedStore().setup("127.0.0.1", "x", 0, MIB, "tcp", "", address(master)) < 0
+                )
+                assert store.get("a") == b"1" * 5000
+                assert store.upsert("b", b"2" * 5000) == 0
+        assert "descriptors are left" in caplog.text
+        with stores(address(master), 1, 0) as (other,):
+            assert other.get("b") == b"2" * 5000
 
 
 def test_several_stores_in_one_process_share_their_objects() -> None:
