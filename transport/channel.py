@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from transport.curve import CurveKeys
+from transport.descriptors import are_left, raise_limit
 from transport.errors import ChannelError, WireError
 from transport.waker import Waker
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
@@ -36,6 +37,9 @@ LINGER_MS = 500
 
 IPC_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux (sun_path, without the zero byte)."""
+
+CHANNEL_DESCRIPTORS = 32
+"""Descriptors that must be left for a new channel: twice what one takes, keys and monitor included."""
 
 MAX_PEERS = 65_536
 """Most peers whose return address a hub keeps, 200 bytes each; the longest silent are forgotten first."""
@@ -106,6 +110,8 @@ class _Channel(contextlib.AbstractContextManager[Any]):
     """
 
     def __init__(self, decoder: Decoder, max_send_bytes: int, context: zmq.Context | None):
+        if not are_left(CHANNEL_DESCRIPTORS):  # libzmq would end the process
+            raise ChannelError(f"fewer than {CHANNEL_DESCRIPTORS} file descriptors are left (ulimit -n)")
         self.counters = Counters()
         self._decoder = decoder
         self._max_send_bytes = max_send_bytes
@@ -116,6 +122,11 @@ class _Channel(contextlib.AbstractContextManager[Any]):
         self._poller.register(self._waker.fd, zmq.POLLIN)
         self._sockets: list[zmq.Socket] = []
         self.closed = False
+
+    @property
+    def wake_fd(self) -> int:
+        """Return the file descriptor that wake() makes readable until the next receive()."""
+        return self._waker.fd
 
     def wake(self) -> None:
         """Make receive() return. The one method that any thread may call."""
@@ -182,7 +193,7 @@ class Hub(_Channel):
     plain_loopback   accept tcp without keys at an address that this machine alone can reach; the caller
                 must then tell its own user from other users itself
 
-    Raises ChannelError when an endpoint cannot be bound.
+    Raises ChannelError when an endpoint cannot be bound, or no descriptors are left.
     """
 
     def __init__(
@@ -196,6 +207,7 @@ class Hub(_Channel):
         max_send_bytes: int = DEFAULT_MAX_BYTES,
     ):
         super().__init__(decoder, max_send_bytes, None)
+        raise_limit()  # libzmq cannot refuse a connection when there is no descriptor for it
         self._plain_loopback = plain_loopback
         self._may_join = may_join
         self._curve = curve
@@ -342,7 +354,7 @@ class Spoke(_Channel):
     context     share the context of a channel that is closed after this one
     plain_loopback   as for the Hub
 
-    Raises ChannelError when the endpoint or the identity cannot be used.
+    Raises ChannelError when the endpoint or the identity cannot be used, or no descriptors are left.
     """
 
     def __init__(

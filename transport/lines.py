@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from transport.descriptors import EXHAUSTED, Reserve, raise_limit
 from transport.errors import ChannelError, WireError
 from transport.wire import Decoder, encode
 
@@ -29,6 +30,9 @@ _READ_BYTES = 64 * 1024
 
 MAX_LINES = 4096
 """Most connections of one server. Any value works that exceeds the clients of one machine."""
+
+DOOR_CLOSED_S = 0.1
+"""Pause after a connection that could be neither accepted nor refused: a full server must not spin."""
 
 CONNECT_S = 3.0
 """Longest wait for a connection. A running server accepts at once, unless its backlog is full."""
@@ -55,12 +59,18 @@ class LineServer:
     name       of its socket, in the abstract namespace: no file, nothing left behind
     decoder    of the messages that may arrive
 
-    Peers get names that no channel's peer can have: they begin with a zero byte. Other users are refused.
+    Peers get names that no channel's peer can have: they begin with a zero byte. Other users are refused, and
+    all connections while the process has no descriptor left.
+
+    refused    connections for which there was no descriptor
     """
 
     def __init__(self, decoder: Decoder, max_send_bytes: int):
         self.name = f"mooncake-lite-{secrets.token_hex(16)}"
-        self.dropped = self.strangers = 0
+        self.dropped = self.strangers = self.refused = 0
+        raise_limit()
+        self._reserve = Reserve()
+        self._door_opens_s = 0.0  # when the door is watched again; 0: it is watched
         self._decoder = decoder
         self._max_send_bytes = max_send_bytes
         self._lines: dict[int, _Line] = {}
@@ -73,6 +83,7 @@ class LineServer:
             self._door.listen(64)
         except OSError as error:
             self._door.close()
+            self._reserve.close()
             raise ChannelError(f"a Unix socket cannot be bound: {error}") from None
         self._door.setblocking(False)
         self._epoll = select.epoll()
@@ -82,6 +93,9 @@ class LineServer:
     def receive(self) -> list[tuple[str, Any]]:
         """Return (peer, message) pairs that have arrived, at most one of each peer, without waiting."""
         received: list[tuple[str, Any]] = []
+        if self._door_opens_s and time.monotonic() >= self._door_opens_s:
+            self._door_opens_s = 0.0
+            self._epoll.register(self._door, select.EPOLLIN)
         for fd, events in self._epoll.poll(0):
             if fd == self._door.fileno():
                 self._accept()
@@ -127,10 +141,26 @@ class LineServer:
         if not self._epoll.closed:
             self._epoll.close()
             self._door.close()
+            self._reserve.close()
+
+    def _refuse(self) -> None:
+        """End a connection for which there is no descriptor, or watch the door again later."""
+        self.refused += 1
+        try:
+            with self._reserve.lent():
+                self._door.accept()[0].close()
+        except OSError:
+            self._door_opens_s = time.monotonic() + DOOR_CLOSED_S
+            self._epoll.unregister(self._door)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again, or out of descriptors: the next poll sees it
+        try:
             sock, _ = self._door.accept()
+        except OSError as error:  # else it is gone again
+            if error.errno in EXHAUSTED:
+                self._refuse()
+            return
+        with contextlib.suppress(OSError):
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(credentials)[1] != os.geteuid() or len(self._lines) >= MAX_LINES:
                 self.strangers += 1
@@ -180,10 +210,12 @@ class LineServer:
 class Line:
     """The side that connects and asks, from one thread at a time. One request is open at a time.
 
+    wake_fd    ends a wait in is_ready() when it turns readable; -1: none
+
     Raises ChannelError when no server listens under this name.
     """
 
-    def __init__(self, name: str, decoder: Decoder, max_send_bytes: int):
+    def __init__(self, name: str, decoder: Decoder, max_send_bytes: int, wake_fd: int = -1):
         self._decoder = decoder
         self._max_send_bytes = max_send_bytes
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -195,6 +227,8 @@ class Line:
             raise ChannelError(f"nobody listens at {name}: {error}") from None
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        if wake_fd >= 0:
+            self._poll.register(wake_fd, select.POLLIN)
 
     def send(self, message: msgspec.Struct, timeout_s: float) -> None:
         """Send a message. Raises ChannelError if the server is gone or reads nothing, or WireError."""
@@ -220,7 +254,8 @@ class Line:
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Tell whether an answer, or the end, begins to arrive within this time."""
-        return bool(self._poll.poll(1000 * timeout_s))
+        own = self._socket.fileno()
+        return any(fd == own for fd, _ in self._poll.poll(1000 * timeout_s))
 
     def _some(self, deadline: float) -> bytearray:
         try:

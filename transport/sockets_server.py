@@ -17,6 +17,7 @@ import numpy as np
 
 from transport import errors
 from transport import sockets_messages as say
+from transport.descriptors import raise_limit
 from transport.lent import LentBuffers
 from transport.socket_io import Connection, check_secret, welcome
 from transport.threads import OnFatal, start_thread
@@ -87,6 +88,7 @@ class BytesServer:
         on_fatal: OnFatal | None = None,
     ):
         check_secret(secret)
+        raise_limit()
         self._on_fatal = on_fatal
         self._secret = secret
         self._lent = lent if lent is not None else LentBuffers()

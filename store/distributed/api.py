@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ class MooncakeDistributedStore(Tensors):
         return self._put_parts(key, args, config, upsert=True)
 
     def upsert_batch(self, keys: list[str], values: list[Any], config: ReplicateConfig | None = None) -> int:
-        """Call put_batch, but replace existing objects."""
+        """Call put_batch, but replace existing objects. Of a repeated key the first value counts."""
         return self._put_batch(keys, values, config, upsert=True)
 
     def upsert_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
@@ -184,7 +185,8 @@ class MooncakeDistributedStore(Tensors):
         names, views = checked_names(keys), as_views(values)
         if len(names) != len(views):
             return BAD_PARAMETERS
-        codes = self._put_many(names, [[view] for view in views], config, upsert)
+        first = dict(zip(names[::-1], views[::-1]))  # Mooncake stores the first value of a repeated key
+        codes = self._put_many(names, [[first[name]] for name in names], config, upsert)
         return next((code for code in codes if code != OK), OK)
 
     def _put_from(
@@ -361,12 +363,15 @@ class MooncakeDistributedStore(Tensors):
             return BAD_PARAMETERS
         if self._client is None:
             return BAD_PARAMETERS
-        removed, after = 0, ""
+        removed, listing = 0, secrets.randbits(32)
         try:
-            while names := self._client.ask(say.NamesAsk, after).names:
-                matching = [name for name in names if pattern.search(name)]
+            page = self._client.ask(say.NamesAsk, listing, False)
+            while page.names:
+                matching = [name for name in page.names if pattern.search(name)]
                 removed += self._client.ask_codes(say.Remove, matching, bool(force)).count(OK)
-                after = names[-1]
+                if not page.more:
+                    break
+                page = self._client.ask(say.NamesAsk, listing, True)
         except CodeError as error:
             return error.code
         return removed

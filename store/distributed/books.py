@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
+from store.distributed.codes import NO_SPACE, OK
 from store.distributed.entries import Entry, Lender, QuarantinedSpace, Replica, Space
 from store.distributed.eviction import EvictionOrder
 from store.distributed.messages import Wish
 from store.distributed.shared_table import TableWriter, name_hash
-from store.errors import PoolFull, UnknownObject
+from store.errors import PoolFull, StoreError, UnknownObject
 from store.layout import BlockLayout
 from store.objects import Wanted
+from transport.descriptors import Reserve
 
 HIGH_WATER = 0.9
 """Share of the capacity above which eviction starts: Mooncake Store's."""
@@ -37,12 +39,13 @@ class Books:
     """The books of one master. Times are nanoseconds of the master's monotonic clock.
 
     _entries    name -> what readers see; each has its slot in the table
-    _writing    name -> entry being written, which readers will see
-    _puts       put -> entry being written, all of which _writing names
+    _puts       put -> entry being written
+    _writing    name -> entries of it that are being written: one put at most, any number of upserts
     _spares     put -> space given in advance, without a name; _spare_bytes in all, _spare_counts by client
     _lenders    number -> segment
     _held       space in quarantine
     _order      of eviction
+    _reserve    the descriptors of the next table: of its memory, and of Python's mapping
 
     Invariant: check().
     """
@@ -52,7 +55,7 @@ class Books:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._space = Space(BlockLayout(1, 1, 1, 1, 1), quarantine_s=inf)  # these books say when it ends
         self._entries: dict[str, Entry] = {}
-        self._writing: dict[str, Entry] = {}
+        self._writing: Counter[str] = Counter()
         self._puts: dict[int, Entry] = {}
         self._spares: dict[int, Entry] = {}
         self._spare_bytes = 0
@@ -60,6 +63,7 @@ class Books:
         self._lenders: dict[int, Lender] = {}
         self._held: list[QuarantinedSpace] = []
         self._order = EvictionOrder(lambda entry, now_ns: self.table.lease_until_ns(entry.word, now_ns))
+        self._reserve = Reserve(2)
         self._next_put = 1
         self._next_segment = 1
 
@@ -81,27 +85,36 @@ class Books:
     ) -> list[Replica]:
         """Allocate replicas on as many segments as are wanted and there; return [] without space.
 
-        Evicts for the first replica only. A replica is one range where one is free, else several. Space in
-        advance (evict False) is one range.
+        Evicts for the first replica only, and not when no machine has memory for what is free. A replica is
+        one range where one is free, else several. Space in advance (evict False) is one range.
         """
         placed: list[Replica] = []
+        starved: set[int] = set()
         if nbytes > max((lender.nbytes for lender in self._lenders.values()), default=0):
             return placed  # nothing is evicted in vain
         while not placed:
             for contiguous in (True, False) if evict else (True,):
                 for lender in self._candidates(machine, wish) if not placed else ():
-                    replica = self._place_on(lender, owner, nbytes, now_ns, contiguous)
+                    replica = self._place_on(lender, owner, nbytes, now_ns, contiguous, starved)
                     if replica is not None:
                         placed.append(replica)
                     if len(placed) == wish.replicas:
                         break
-            if not placed and not (evict and self.evict(nbytes, now_ns)):
+            may_evict = evict and len(starved) < len(self._lenders)
+            if not placed and not (may_evict and self.evict(nbytes, now_ns)):
                 break
         return placed
 
     def _place_on(
-        self, lender: Lender, owner: str, nbytes: int, now_ns: int, contiguous: bool
+        self,
+        lender: Lender,
+        owner: str,
+        nbytes: int,
+        now_ns: int,
+        contiguous: bool,
+        starved: set[int],
     ) -> Replica | None:
+        """Allocate a replica on a segment; None without space. starved: gets its number, without memory."""
         wanted, number = [Wanted(nbytes)], lender.number
         try:
             (made,) = self._space.allocate_many(
@@ -109,7 +122,12 @@ class Books:
             )
         except PoolFull:
             return None
-        lender.used_until = max(lender.used_until, *(offset + length for offset, length in made.extents))
+        end = max(offset + length for offset, length in made.extents)
+        if end > max(lender.used_until, lender.grows_until):
+            self._space.put_revoke(made.object_id, now=now_ns / 1e9)
+            starved.add(number)
+            return None
+        lender.used_until = max(lender.used_until, end)
         return Replica(made.object_id, number, made.extents)
 
     def _candidates(self, machine: str, wish: Wish) -> list[Lender]:
@@ -121,14 +139,16 @@ class Books:
             lenders.sort(key=lambda one: (order.get(one.name, 0), one.machine != machine, -free(one.number)))
         return lenders
 
-    def _make_room_in_table(self) -> None:
-        if not self.table.is_crowded:
-            return
+    def _make_room_in_table(self) -> bool:
+        """Replace a crowded table, if the system gives memory for another; False when no slot is left."""
         old = self.table
-        self.table, moved = old.regrown()
-        for entry in self._entries.values():
-            entry.word = moved[entry.word]
-        old.close()
+        if old.is_crowded:
+            with contextlib.suppress(StoreError), self._reserve.lent():
+                self.table, moved = old.regrown()
+                for entry in self._entries.values():
+                    entry.word = moved[entry.word]
+                old.close()
+        return not self.table.is_full
 
     # ------------------------------------------------------------------------------------- eviction
 
@@ -168,18 +188,21 @@ class Books:
 
     # ---------------------------------------------------------------------------------------- steps
 
-    def _publish(self, entry: Entry, now_ns: int) -> None:
-        """Show an entry that has been written to readers, in place of the old one of its name."""
+    def _publish(self, entry: Entry, now_ns: int) -> int:
+        """Show an entry that has been written to readers, in place of the old one of its name.
+
+        Returns OK, or NO_SPACE when the table is full and cannot grow.
+        """
         old = self._entries.get(entry.name)
-        if old is not None and not entry.upsert:  # another put of this name was faster
-            self.counters["puts_existing"] += 1
+        is_full = old is None and not self._make_room_in_table()
+        if is_full or (old is not None and not entry.upsert):  # another put of this name was faster
+            self.counters["puts_full" if is_full else "puts_existing"] += 1
             self._space.revoke_owner(entry.owner, now_ns / 1e9)
-            return
+            return NO_SPACE if is_full else OK
         for replica in entry.replicas:
             self._space.put_end(replica.object_id, (), now=0.0)
         self.counters["puts_ended"] += 1
         if old is None:
-            self._make_room_in_table()
             key, digest = name_hash(entry.name)
             entry.word = self.table.insert(key, digest, entry.nbytes, entry.locations, now_ns)
         else:
@@ -189,6 +212,12 @@ class Books:
             self._rewrite(entry)
         self._entries[entry.name] = entry
         self._order.add(entry, now_ns)
+        return OK
+
+    def close(self) -> None:
+        """Give the table back."""
+        self.table.close()
+        self._reserve.close()
 
     def _drop(self, entry: Entry, now_ns: int) -> None:
         """Remove an object."""
@@ -232,11 +261,18 @@ class Books:
         if entry.put in self._spares:
             self._take_spare(entry)
         else:
-            del self._writing[entry.name], self._puts[entry.put]
+            self._end_writing(entry)
             self.counters["puts_revoked"] += 1
         self._space.revoke_owner(entry.owner, now_ns / 1e9, writer_may_live=until_ns > now_ns)
         if until_ns > now_ns:
             self._held.append(QuarantinedSpace(entry.owner, entry.client, until_ns))
+
+    def _end_writing(self, entry: Entry) -> None:
+        """Take an entry out of those that are being written: it is published, or revoked."""
+        del self._puts[entry.put]
+        self._writing[entry.name] -= 1
+        if not self._writing[entry.name]:
+            del self._writing[entry.name]
 
     def _take_spare(self, entry: Entry) -> None:
         """Take an entry out of the space in advance: it becomes an object, or is freed."""
@@ -287,10 +323,7 @@ class Books:
         for name, entry in self._entries.items():
             assert entry.name == name
             assert entry.word, f"{name} has no slot"
-        for name, entry in self._writing.items():
-            assert entry.name == name
-            assert self._puts[entry.put] is entry
-        assert len(self._writing) == len(self._puts)
+        assert self._writing == Counter(entry.name for entry in self._puts.values())
         unfinished = [*self._puts.values(), *self._spares.values()]
         assert not any(entry.word for entry in unfinished)
         assert not any(entry.name for entry in self._spares.values())

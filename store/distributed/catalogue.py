@@ -7,12 +7,11 @@ Explained in docs/explain/leases.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nsmallest
 
 from store.distributed.books import Books
 from store.distributed.codes import BAD_PARAMETERS, EXISTS, HAS_LEASE, NO_SPACE, NOT_FOUND, NOT_READY, OK
 from store.distributed.entries import NEVER_NS, Entry, Lender, Replica
-from store.distributed.messages import MAX_KEYS, Grant, Wish, portions
+from store.distributed.messages import Grant, Wish
 from store.distributed.shared_table import MAX_SEGMENT_BYTES, MAX_SEGMENTS
 from store.errors import PoolFull, StoreError
 
@@ -77,14 +76,22 @@ class Catalogue(Books):
     def put_start(
         self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
     ) -> Grant | int:
-        """Allocate space for an object; or return a code: EXISTS, NO_SPACE, NOT_READY, BAD_PARAMETERS."""
+        """Allocate space for an object; or return a code: EXISTS, NO_SPACE, BAD_PARAMETERS.
+
+        Several upserts of a name may be under way, each in space of its own; readers see the one that ends
+        last.
+        """
         if nbytes < 1:
             return BAD_PARAMETERS
         old = self._entries.get(name)
-        if name in self._writing or (old is not None and not upsert):
+        if not upsert and (old is not None or name in self._writing):
             self.counters["puts_existing"] += 1
-            return NOT_READY if upsert else EXISTS
+            return EXISTS
         entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
+        old = self._entries.get(name)  # unless it has just been evicted
+        if entry is None and old is not None and self._makes_space(old, nbytes, now_ns):
+            self._drop(old, now_ns)
+            entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
         if entry is None:
             self.counters["puts_full"] += 1
             return NO_SPACE
@@ -93,9 +100,14 @@ class Catalogue(Books):
             entry.soft_until_ns = now_ns + wish.soft_pin_ms * 10**6
         elif old is not None and wish.keep_pin:
             entry.soft_until_ns = old.soft_until_ns
-        self._puts[entry.put] = self._writing[name] = entry
+        self._puts[entry.put] = entry
+        self._writing[name] += 1
         self.counters["puts"] += 1
         return Grant(entry.put, entry.locations, entry.scattered)
+
+    def _makes_space(self, old: Entry, nbytes: int, now_ns: int) -> bool:
+        """Tell whether an upsert of this size fits into the space of the object that it replaces."""
+        return nbytes <= old.nbytes and old.remote_until_ns <= now_ns and not old.tasks
 
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
@@ -122,19 +134,18 @@ class Catalogue(Books):
         return granted
 
     def put_end(self, client: str, put: int, now_ns: int) -> int:
-        """Publish a put whose bytes are in place. Returns OK, or NOT_FOUND when it has been revoked."""
+        """Publish a put whose bytes are in place. Returns OK, NO_SPACE, or NOT_FOUND if it was revoked."""
         entry = self._puts.get(put)
         if entry is None or entry.client != client:
             self._settle_put(client, put, now_ns)
             return NOT_FOUND
-        del self._puts[put], self._writing[entry.name]
-        self._publish(entry, now_ns)
-        return OK
+        self._end_writing(entry)
+        return self._publish(entry, now_ns)
 
     def claim(self, client: str, put: int, name: str, now_ns: int) -> int:
         """Publish a put from the client's journal. name: of a put into space in advance, else "".
 
-        Returns OK, or NOT_FOUND when the space is not the client's (any more).
+        Returns OK, NO_SPACE, or NOT_FOUND when the space is not the client's (any more).
         """
         self.counters["claims"] += 1
         spare = self._spares.get(put)
@@ -147,8 +158,7 @@ class Catalogue(Books):
         if spare.wish.soft_pin_ms is not None:
             spare.soft_until_ns = now_ns + spare.wish.soft_pin_ms * 10**6
         self.counters["puts"] += 1
-        self._publish(spare, now_ns)
-        return OK
+        return self._publish(spare, now_ns)
 
     def put_revoke(self, client: str, put: int, now_ns: int) -> int:
         """Forget this put; its writer will not write any more."""
@@ -204,6 +214,11 @@ class Catalogue(Books):
             self._rewrite(entry)
         return True
 
+    def settle_copy(self, client: str, added: Sequence[Replica], now_ns: int) -> None:
+        """Free the space of a copy that took too long, whose client has ended it at last."""
+        objects = tuple(replica.object_id for replica in added)
+        self._settle([one for one in self._held if (one.client, one.objects) == (client, objects)], now_ns)
+
     # -------------------------------------------------------------------------------------- lookups
 
     def find(self, name: str, now_ns: int, *, lease: bool) -> Entry | None:
@@ -217,11 +232,6 @@ class Catalogue(Books):
             entry.remote_until_ns = now_ns + self.table.lease_ttl_ns
             self.table.extend_lease(entry.word, entry.remote_until_ns)
         return entry
-
-    def names(self, after: str) -> list[str]:
-        """Return the names of objects after this one, in order, as many as one message takes."""
-        found = nsmallest(MAX_KEYS, (name for name in self._entries if name > after))
-        return found[next(portions(found), slice(0))]
 
     # ------------------------------------------------------------------------------------- removing
 

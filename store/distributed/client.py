@@ -84,13 +84,15 @@ class Client:
     def _join(self, setup: Setup, curve: CurveKeys | None, machine: str, use_tcp: bool) -> None:
         token = b""
         told = self._link.welcome.table
+        if told.machine != machine and curve is None:
+            raise CodeError(BAD_PARAMETERS, "a master of another container wants its keys")
         if told.machine == machine:
             try:
                 table = table_at(told)
             except StoreError as error:
                 if curve is None:
                     raise CodeError(
-                        BAD_PARAMETERS, f"{error}; a master of another user or container wants its keys"
+                        BAD_PARAMETERS, f"{error}; a master of another user wants its keys"
                     ) from None
             else:
                 token = table.token
@@ -156,11 +158,12 @@ class Client:
         if self._journals is not None:
             self._journals.close()
 
-    def _others_writing(self) -> int:
-        """Count the writes of other threads.
+    def interrupt(self) -> bool:
+        """Tell whether this thread is in a call, below a signal handler, and end the wait of that call."""
+        return self._link.interrupt() or threading.get_ident() in self._writing
 
-        A write of this thread is suspended below a signal handler, and will find its segments closed.
-        """
+    def _others_writing(self) -> int:
+        """Count the writes of other threads. One of this thread is suspended; its segments will be closed."""
         here = threading.get_ident()
         return sum(thread != here for thread in list(self._writing))
 
@@ -174,13 +177,14 @@ class Client:
     def _keep(self) -> None:
         """Beat to the master until it is gone; unmap segments that are no longer lent."""
         turn = itertools.count()
-        used_before, wait_s, tidy_s = 0, BEAT_S, 0.0
+        used_before, wait_s, tidy_s = 0, BUSY_BEAT_S, 0.0
         while not self._stop.wait(wait_s):
             try:
-                _, used_until = self._link.ask(say.Beat).codes
+                growth = None if self._lending is None else self._lending.growth()
+                _, used_until = self._link.ask(say.Beat, growth).codes
                 wait_s = BEAT_S if used_until == used_before else BUSY_BEAT_S
                 used_before = used_until
-                if self._lending is not None:
+                if self._lending is not None and growth:
                     self._warmer.prepare(self._lending.memory, used_until)
                 if time.monotonic() - tidy_s >= BEAT_S:
                     tidy_s = time.monotonic()

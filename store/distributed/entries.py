@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from store.allocator import Extent
 from store.directory import Directory
 from store.distributed.messages import Wish
-from store.distributed.shared_table import OFFSET_BITS
+from store.distributed.shared_table import MAX_SEGMENT_BYTES, OFFSET_BITS
 
 
 @dataclass(slots=True)
@@ -73,7 +73,11 @@ class Entry:
 
 @dataclass(slots=True)
 class Lender:
-    """A segment that is lent. used_until: the end of the last byte that was ever given out."""
+    """A segment that is lent.
+
+    used_until     the end of the last byte that was ever given out
+    grows_until    where it may grow to: its machine has no memory for more
+    """
 
     number: int
     name: str
@@ -81,6 +85,7 @@ class Lender:
     machine: str
     nbytes: int
     used_until: int = 0
+    grows_until: int = MAX_SEGMENT_BYTES
 
 
 NEVER_NS = 1 << 63

@@ -51,6 +51,8 @@ class Link:
     _then      called with the answer to the open request; None: none is open
     _is_sent   False: that request was interrupted while it was sent
     _sent_s    when it was sent
+    _asking    the thread that waits for an answer
+    _is_interrupted   it is to wait no longer
 
     Raises CodeError (NO_MASTER) when no master answers there.
     """
@@ -65,6 +67,8 @@ class Link:
         self._then: Callable[[Any], None] | None = None
         self._is_sent = True
         self._sent_s = 0.0
+        self._asking = 0
+        self._is_interrupted = False
         self._decoder = Decoder(say.Reply, say.MAX_BYTES)
         try:
             self._spoke = Spoke(
@@ -94,7 +98,7 @@ class Link:
     def shorten(self) -> None:
         """Send requests over the master's Unix socket from now on, where there is one. Call before Join."""
         with self._lock, contextlib.suppress(ChannelError):
-            self._line = Line(self.welcome.line, self._decoder, say.MAX_BYTES)
+            self._line = Line(self.welcome.line, self._decoder, say.MAX_BYTES, self._spoke.wake_fd)
 
     def ask(self, kind: Callable[..., msgspec.Struct], *values: Any, limit_s: float = CALL_S) -> Any:
         """Send a request and return its answer.
@@ -105,22 +109,45 @@ class Link:
         with self._lock:
             if self.is_over:
                 raise CodeError(NO_MASTER, "the master is gone")
-            if self._then is not None:
-                self._collect(limit_s)
-            self._call += 1
-            if self._line is None:
-                reply = self._ask_channel(kind(self._call, *values), self._call, limit_s)
-            else:
-                self._then = self.late  # if a signal ends this: the next who asks takes the answer
-                self._say(self._line, kind(self._call, *values), limit_s)
-                reply = self._hear(self._line, limit_s)
-                self._then = None
+            before, self._asking = self._asking, threading.get_ident()
+            try:
+                reply = self._asked(kind, values, limit_s)
+            finally:
+                self._asking = before
         if type(reply) is say.Failed:
             raise CodeError(reply.code, "the master cannot answer")
         if type(reply) is say.Codes and reply.codes == [NO_MASTER]:
             self.is_over = True
             raise CodeError(NO_MASTER, "the master does not know this client (any more)")
         return reply
+
+    def _asked(self, kind: Callable[..., msgspec.Struct], values: tuple[Any, ...], limit_s: float) -> Any:
+        if self._then is not None:
+            self._collect(limit_s)
+        self._call += 1
+        if self._line is None:
+            return self._ask_channel(kind(self._call, *values), self._call, limit_s)
+        self._then = self.late  # if a signal ends this: the next who asks takes the answer
+        self._say(self._line, kind(self._call, *values), limit_s)
+        reply = self._hear(self._line, limit_s)
+        self._then = None
+        return reply
+
+    def interrupt(self) -> bool:
+        """End the wait of this thread's request, below a signal handler; False when it does not wait."""
+        if self._asking != threading.get_ident():
+            return False
+        self._is_interrupted = True
+        self._spoke.wake()
+        return True
+
+    def _check_interrupted(self) -> None:
+        """Raise CodeError (NO_MASTER) after `interrupt`."""
+        if self._is_interrupted:
+            self._is_interrupted = False
+            for reply in self._spoke.receive(0):  # which also forgets that it was woken
+                self.late(reply)
+            raise CodeError(NO_MASTER, "this store is closed")
 
     def post(self, kind: Callable[..., msgspec.Struct], *values: Any, then: Callable[[Any], None]) -> bool:
         """Send a request without waiting; `then` gets its answer in `poll`, or before the next request.
@@ -184,7 +211,9 @@ class Link:
         """Return the answer to the last request; `late` gets those to abandoned ones before it."""
         deadline = time.monotonic() + limit_s
         while True:
-            if not line.is_ready(max(0.0, deadline - time.monotonic())):
+            is_ready = line.is_ready(max(0.0, deadline - time.monotonic()))
+            self._check_interrupted()
+            if not is_ready:
                 self.is_over = time.monotonic() - self._sent_s > GIVE_UP_S
                 raise CodeError(NO_MASTER, f"the master has not answered within {limit_s:.0f} s")
             try:
@@ -209,6 +238,7 @@ class Link:
                 if message.call == call:
                     return message
                 self.late(message)
+            self._check_interrupted()
             if self._master_ended():
                 self.is_over = True
                 raise CodeError(NO_MASTER, "the master's process has ended")

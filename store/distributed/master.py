@@ -6,11 +6,13 @@ Explained in docs/explain/leases.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import msgspec
@@ -26,10 +28,13 @@ from store.distributed.tasks import Tasks
 from store.errors import StoreError
 from transport.channel import Hub
 from transport.curve import CurveKeys
+from transport.descriptors import raise_limit
 from transport.errors import WireError
 from transport.lines import LineServer
 from transport.pids import ProcessWatch
 from transport.wire import Decoder
+
+log = logging.getLogger("mooncake_lite.store")
 
 DEFAULT_LEASE_MS = 10_000
 FIRST_PORT, LAST_PORT = 12_300, 14_300
@@ -41,6 +46,15 @@ SILENT_NS = 10 * 10**9
 
 MAX_CLIENTS = LAST_PORT - FIRST_PORT
 """Most clients: fewer than there are ports to give, so that one is always free."""
+
+CLIENT_DESCRIPTORS, OTHER_DESCRIPTORS = 3, 64
+"""Descriptors of each client: channel, line, process; and those of the master itself, with a reserve."""
+
+MAX_LISTINGS = 64
+"""Most unfinished lists of names of one client: more than it has threads, unless some were interrupted."""
+
+SAY_AGAIN_S = 60.0
+"""Time between two lines of the log that say that the master is full."""
 
 REMOVED_AT_ONCE = 20_000
 """Objects that one RemoveAll removes at once, which takes a fifth of a second."""
@@ -59,6 +73,7 @@ class Client:
     pid        0: it is on another machine, and its beats are watched
     journal    None: it has none
     removing   names that its RemoveAll has not reached yet
+    listings   number of a list of names -> those that it has not been told
     """
 
     peer: str
@@ -68,6 +83,7 @@ class Client:
     segment: int = 0
     journal: int | None = None
     removing: list[str] = field(default_factory=list)
+    listings: dict[int, list[str]] = field(default_factory=dict)
 
 
 class Master:
@@ -89,7 +105,9 @@ class Master:
         self._clients: dict[str, Client] = {}
         self._segments: dict[int, say.Segment] = {}
         self._watch = ProcessWatch()
-        self._strangers = 0
+        self._strangers = self._refused = 0
+        self._most_clients = min(MAX_CLIENTS, (raise_limit() - OTHER_DESCRIPTORS) // CLIENT_DESCRIPTORS)
+        self._said_full_s = -inf
         decoder = Decoder(say.Request, say.MAX_BYTES)
         self._hub = Hub(
             [endpoint], decoder, curve, plain_loopback=curve is None, max_send_bytes=say.MAX_BYTES
@@ -112,7 +130,7 @@ class Master:
             say.Find: self._find,
             say.Remove: self._remove,
             say.RemoveAll: self._remove_all,
-            say.NamesAsk: lambda client, ask, now: say.NamesAre(ask.call, self.catalogue.names(ask.after)),
+            say.NamesAsk: self._names_ask,
             say.Clear: self._clear,
             say.TaskStart: self._task_start,
             say.TaskEnd: self._task_end,
@@ -160,7 +178,7 @@ class Master:
         self._lines.close()
         self._hub.close()
         self._journals.close()
-        self.catalogue.table.close()
+        self.catalogue.close()
 
     def stats(self) -> dict[str, int]:
         """Return the counters and gauges of the books and of the channel."""
@@ -219,8 +237,11 @@ class Master:
 
     def _join(self, peer: str, join: say.Join, now_ns: int) -> say.Joined:
         trusted = self._curve is not None or secrets.compare_digest(join.token, self._token)
-        if not trusted or peer in self._clients or len(self._clients) >= MAX_CLIENTS:
+        is_full = len(self._clients) >= self._most_clients
+        if not trusted or peer in self._clients or is_full:
             self._strangers += not trusted
+            if is_full:
+                self._say_full(f"{self._most_clients} clients have joined")
             return say.Joined(join.call, BAD_PARAMETERS, "", 0)
         local = join.machine == self._machine and join.pid > 0
         client = Client(peer, join.machine, join.pid if local else 0, now_ns)
@@ -242,6 +263,12 @@ class Master:
         shared = self._journals
         where = say.Memory(self._machine, os.getpid(), shared.fd, shared.inode, shared.nbytes)
         return say.Joined(join.call, OK, hostname, client.segment, client.journal, where)
+
+    def _say_full(self, why: str) -> None:
+        """Log that clients are refused, in one line a minute."""
+        if time.monotonic() - self._said_full_s > SAY_AGAIN_S:
+            self._said_full_s = time.monotonic()
+            log.warning("more clients are refused: %s; raise the limit on open files (ulimit -n)", why)
 
     def _hostname(self, wanted: str) -> str:
         """Return HOST:PORT: as wanted when it has a port, else with one that no segment has."""
@@ -296,12 +323,20 @@ class Master:
             if client.pid == 0 and now_ns - client.heard_ns > SILENT_NS:
                 self._forget(client, now_ns + LATE_WRITES_NS)
         self.catalogue.tick(now_ns)
+        self._tasks.tick(now_ns, _wall_ms())
+        if self._lines.refused != self._refused:
+            self._refused = self._lines.refused
+            self._say_full("no descriptor is left")
 
     # ------------------------------------------------------------------------------ answers
 
     def _beat(self, client: Client, beat: say.Beat, now_ns: int) -> say.Codes:
         lender = self.catalogue.segments().get(client.segment)
-        return say.Codes(beat.call, [OK, lender.used_until if lender is not None else 0])
+        if lender is None:
+            return say.Codes(beat.call, [OK, 0])
+        if beat.growth is not None:
+            lender.grows_until = lender.used_until + beat.growth
+        return say.Codes(beat.call, [OK, lender.used_until])
 
     def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
         if len(ask.names) != len(ask.sizes):
@@ -344,6 +379,17 @@ class Master:
         remove = self.catalogue.remove
         removed = sum(remove(name, now_ns, force=ask.force) == OK for name in some)
         return say.Codes(ask.call, [removed, len(client.removing)])
+
+    def _names_ask(self, client: Client, ask: say.NamesAsk, now_ns: int) -> say.NamesAre:
+        left = client.listings.pop(ask.listing, []) if ask.more else self.catalogue.all_names()
+        last = left[: -say.MAX_KEYS - 1 : -1]
+        page = last[next(say.portions(last), slice(0))]
+        del left[len(left) - len(page) :]
+        if left:
+            client.listings[ask.listing] = left
+            if len(client.listings) > MAX_LISTINGS:
+                del client.listings[next(iter(client.listings))]
+        return say.NamesAre(ask.call, page, bool(left))
 
     def _clear(self, client: Client, ask: say.Clear, now_ns: int) -> say.NamesAre:
         clear = self.catalogue.clear

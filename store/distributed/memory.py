@@ -83,9 +83,14 @@ def map_foreign(pid: int, fd: int, inode: int, nbytes: int) -> tuple[int, mmap.m
 
 
 def machine_id() -> str:
-    """Return the id of the running kernel: processes with the same one may share memory."""
+    """Return the id of the running kernel and PID namespace.
+
+    Processes with the same one may share memory, and mean the same process by a number. Two containers of a
+    host do not.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the protocol. Raise it when a client and a master of two versions would misread each other."""
 
 MAX_NAME_BYTES = 64 * 1024
@@ -84,7 +84,12 @@ class Leave(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Show that the client is alive. The answer is OK, and how far its segment has been used."""
+    """Show that the client is alive. The answer is OK, and how far its segment has been used.
+
+    growth    bytes by which the used part of its segment may grow until the next beat; None: as before
+    """
+
+    growth: Count | None = None
 
 
 class Drain(Message, frozen=True):
@@ -165,9 +170,13 @@ class RemoveAll(Message, frozen=True):
 
 
 class NamesAsk(Message, frozen=True):
-    """Ask for the names of visible objects after this one, in order, as many as one message takes."""
+    """Ask for the names of visible objects, as many as one message takes.
 
-    after: str
+    listing    the client's number for this list, which is made once; more: continue with it
+    """
+
+    listing: Count
+    more: bool
 
 
 class Clear(Message, frozen=True):
@@ -303,9 +312,10 @@ class Codes(Message, frozen=True):
 
 
 class NamesAre(Message, frozen=True):
-    """Answer to NamesAsk and Clear."""
+    """Answer to NamesAsk and Clear. more: the list has more names."""
 
     names: list[str]
+    more: bool = False
 
 
 class TaskIs(Message, frozen=True):

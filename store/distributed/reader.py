@@ -22,7 +22,7 @@ from store.distributed.arguments import is_usable
 from store.distributed.codes import INTERNAL, LEASE_EXPIRED, NO_MASTER, TRANSFER_FAILED, CodeError
 from store.distributed.journal import ClientJournals
 from store.distributed.link import Link
-from store.distributed.segments import Readable, Segments
+from store.distributed.segments import REACH_S, Readable, Segments
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK, Busy, Found, Retired, TableReader
 from store.errors import StoreError
 from transport.errors import TransportError
@@ -86,16 +86,18 @@ class Reader:
     def read(self, name: str, take: Callable[[Readable, int, int], Result]) -> Result | None:
         """Call take(segment, offset, nbytes) for a replica that can be reached. None: there is no object.
 
-        It is called again if the object has changed meanwhile, so take must be repeatable.
+        It is called again if the object has changed meanwhile, so take must be repeatable. Lenders that do
+        not answer cost REACH_S in all.
 
         Raises CodeError: LEASE_EXPIRED, TRANSFER_FAILED, NO_MASTER.
         """
         code = LEASE_EXPIRED
+        deadline = time.monotonic() + REACH_S
         for _ in range(READ_TRIES):
             located = self.locate(name)
             if located is None:
                 return None
-            for number, segment, offset in self._replicas(located):
+            for number, segment, offset in self._replicas(located, deadline):
                 if segment is None:
                     code = TRANSFER_FAILED
                     continue
@@ -109,15 +111,23 @@ class Reader:
                     return result
                 code = LEASE_EXPIRED
                 break
-        raise CodeError(code, f"{name!r} could not be read in {READ_TRIES} tries")
+            if code == TRANSFER_FAILED and time.monotonic() > deadline:
+                break
+        raise CodeError(code, f"{name!r} could not be read")
 
-    def _replicas(self, located: Located) -> Iterator[tuple[int, Readable | None, int]]:
-        """Yield (number of the segment, what to read or None if it is gone, offset) of each replica."""
-        for location in located.locations:
-            number = location >> OFFSET_BITS
-            yield number, self._segments.get(number), location & OFFSET_MASK
-        for replica in located.scattered:
-            yield replica[0][0] >> OFFSET_BITS, self._segments.scattered(replica), 0
+    def _replicas(self, located: Located, deadline: float) -> Iterator[tuple[int, Readable | None, int]]:
+        """Yield (number of the segment, what to read or None if out of reach, offset) of each replica.
+
+        Those that are left share the time, and the last one still has a moment to be opened in.
+        """
+        replicas: list[int | Sequence[tuple[int, int]]] = [*located.locations, *located.scattered]
+        for at, replica in enumerate(replicas):
+            limit_s = max((deadline - time.monotonic()) / (len(replicas) - at), REACH_S / 10)
+            if isinstance(replica, int):
+                number = replica >> OFFSET_BITS
+                yield number, self._segments.get(number, limit_s), replica & OFFSET_MASK
+            else:
+                yield replica[0][0] >> OFFSET_BITS, self._segments.scattered(replica, limit_s), 0
 
     def locate(self, name: str, *, lease: bool = True) -> Located | None:
         """Find an object; lease: and lease it. None when there is none. Raises CodeError."""

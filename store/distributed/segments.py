@@ -10,12 +10,16 @@ import contextlib
 import ctypes
 import secrets
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from store.allocator import Extent
 from store.distributed import messages as say
-from store.distributed.memory import Lent, Mapped, map_foreign
+from store.distributed.codes import NO_SPACE, CodeError
+from store.distributed.memory import READY_BYTES, Lent, Mapped, map_foreign
+from store.distributed.memory_left import memory_left
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.errors import StoreError
 from store.objects import pieces
@@ -24,15 +28,26 @@ from transport.sockets import BytesClient, BytesServer
 from transport.threads import start_thread
 
 SECRET_BYTES = 32
-CONNECT_S = 3.0
+REACH_S = 2.5
+"""Longest wait for a lender that does not answer: of a read, and of a connection to write.
+
+A get then ends within 3 s.
+"""
+
 STALL_S = 10.0
-"""Limits of a connection to a lender and of a silent transfer. They bound the wait of a call of the API."""
+"""Longest wait of a write whose bytes the lender does not take."""
+
+AVOID_TURNS = 3
+"""A lender that could not be reached is asked again after so many times the time that this took."""
 
 SLOWEST_BYTES_PER_S = 20e6
-"""A transfer may take STALL_S, and in addition the time of its bytes at this rate."""
+"""A transfer may take REACH_S or STALL_S, and in addition the time of its bytes at this rate."""
 
 EXPOSED = 1
 """Number of a lender's one segment at its own BytesServer."""
+
+RESERVE_BYTES = 32 * 2**20
+"""Memory that lenders leave to the processes of their machine. Any value of this order works."""
 
 BULK_BYTES = 256 * 1024
 """Copies of at least so many bytes let other threads run, and first check whether the pages are warm."""
@@ -97,20 +112,21 @@ class RemoteSegment:
 
     view = None
 
-    def __init__(self, host: str, port: int, secret: bytes):
-        self._client = BytesClient(host, port, secret, timeout_s=CONNECT_S)
+    def __init__(self, host: str, port: int, secret: bytes, limit_s: float):
+        self._client = BytesClient(host, port, secret, timeout_s=limit_s)
 
     def read_bytes(self, offset: int, nbytes: int) -> bytes:
         """Return a copy."""
         data = bytearray(nbytes)
-        self._client.read(EXPOSED, [(offset, nbytes)], [data], _limit_s(nbytes))
+        self._client.read(EXPOSED, [(offset, nbytes)], [data], _limit_s(REACH_S, nbytes))
         return bytes(data)
 
     def read_into(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         """Copy each (offset, nbytes, address of the destination)."""
         buffers = [(ctypes.c_ubyte * nbytes).from_address(address) for _, nbytes, address in ranges]
         wanted = [(offset, nbytes) for offset, nbytes, _ in ranges]
-        self._client.read(EXPOSED, wanted, buffers, _limit_s(sum(nbytes for _, nbytes in wanted)))
+        limit_s = _limit_s(REACH_S, sum(nbytes for _, nbytes in wanted))
+        self._client.read(EXPOSED, wanted, buffers, limit_s)
 
     def write(self, offset: int, parts: Sequence[memoryview]) -> None:
         """Send these parts one after the other."""
@@ -118,7 +134,8 @@ class RemoteSegment:
         for part in parts:
             ranges.append((offset, len(part)))
             offset += len(part)
-        self._client.write(EXPOSED, ranges, parts, _limit_s(sum(nbytes for _, nbytes in ranges)))
+        limit_s = _limit_s(STALL_S, sum(nbytes for _, nbytes in ranges))
+        self._client.write(EXPOSED, ranges, parts, limit_s)
 
     def close(self) -> None:
         """End the connections."""
@@ -202,14 +219,17 @@ AnySegment = LocalSegment | RemoteSegment
 Readable = AnySegment | Scattered
 
 
-def _limit_s(nbytes: int) -> float:
-    return STALL_S + nbytes / SLOWEST_BYTES_PER_S
+def _limit_s(silent_s: float, nbytes: int) -> float:
+    return silent_s + nbytes / SLOWEST_BYTES_PER_S
 
 
 class Lending:
     """The segment that this client lends: memory, and a server for clients that cannot map it."""
 
     def __init__(self, nbytes: int, host: str):
+        left = memory_left()
+        if nbytes > left:
+            raise CodeError(NO_SPACE, f"a segment of {nbytes} B, and {left} B of memory are left; lend less")
         self.memory = Lent(nbytes)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         try:
@@ -218,6 +238,14 @@ class Lending:
             self.memory.close()
             raise StoreError(str(error)) from None
         self.server.expose(EXPOSED, self.memory.view)
+
+    def growth(self) -> int:
+        """Return the bytes by which its used part may grow until the next beat.
+
+        Half of what is left, for other lenders of the machine grow, too; less a reserve for what `prepare`
+        takes ahead.
+        """
+        return max(0, memory_left() - RESERVE_BYTES - min(READY_BYTES, self.memory.nbytes // 8)) // 2
 
     def close(self) -> None:
         """Stop lending."""
@@ -231,6 +259,9 @@ class Segments:
 
     ask       the master's answer for a number, None when the segment is gone
     machine   of this process; "" when memory is not to be mapped
+
+    _opening    number -> lock of the thread that opens it; other segments are opened meanwhile
+    _avoid_s    number -> when a lender that could not be reached is asked again
     """
 
     def __init__(self, ask: Callable[[int], say.Segment | None], machine: str):
@@ -238,6 +269,8 @@ class Segments:
         self._machine = machine
         self._lock = threading.Lock()
         self._open: dict[int, AnySegment] = {}
+        self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._avoid_s: dict[int, float] = {}
         self.views: dict[int, memoryview] = {}
         self.names: dict[int, str] = {}
         self._own = 0
@@ -251,33 +284,49 @@ class Segments:
             self._open[number] = LocalSegment(memory)
             self.views[number] = memory.view
 
-    def get(self, number: int) -> AnySegment | None:
-        """Return the segment, opened; None when it is gone or cannot be reached."""
+    def get(self, number: int, limit_s: float | None = None) -> AnySegment | None:
+        """Return the segment, opened within limit_s (None: REACH_S); None when it is gone or out of reach."""
         found = self._open.get(number)
-        return found if found is not None else self._open_now(number)
+        if found is not None:
+            return found
+        deadline = time.monotonic() + (REACH_S if limit_s is None else limit_s)
+        with self._lock:
+            opening = self._opening[number]
+        if not opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return None
+        try:
+            found = self._open.get(number)
+            return found if found is not None else self._open_now(number, deadline)
+        finally:
+            opening.release()
 
     def opened(self, number: int) -> AnySegment | None:
         """Return the segment if it is open already, without a request."""
         return self._open.get(number)
 
-    def _open_now(self, number: int) -> AnySegment | None:
+    def _open_now(self, number: int, deadline: float) -> AnySegment | None:
+        began = time.monotonic()
+        if self._closed or began < self._avoid_s.get(number, began) or began >= deadline:
+            return None
+        told = self._ask(number)
+        if told is None:
+            return None
+        self.names[number] = told.name
+        segment = self._mapped(told)
+        try:
+            segment = segment or RemoteSegment(told.host, told.port, told.secret, deadline - began)
+        except TransportError:
+            now = time.monotonic()
+            self._avoid_s[number] = now + AVOID_TURNS * (now - began)
+            return None
         with self._lock:
-            if number in self._open:
-                return self._open[number]
-            told = None if self._closed else self._ask(number)
-            if told is None:
+            if self._closed:
+                segment.close()
                 return None
-            self.names[number] = told.name
-            segment = self._mapped(told)
-            if segment is None:
-                try:
-                    segment = RemoteSegment(told.host, told.port, told.secret)
-                except TransportError:
-                    return None
             self._open[number] = segment
             if segment.view is not None:
                 self.views[number] = segment.view
-            return segment
+        return segment
 
     def _mapped(self, told: say.Segment) -> AnySegment | None:
         if not self._machine or told.machine != self._machine:
@@ -293,9 +342,9 @@ class Segments:
             self.names[number] = told.name
         return self.names.get(number, "")
 
-    def scattered(self, replica: Sequence[tuple[int, int]]) -> Scattered | None:
-        """Return a replica of several (location, bytes); None when its segment is gone."""
-        segment = self.get(replica[0][0] >> OFFSET_BITS)
+    def scattered(self, replica: Sequence[tuple[int, int]], limit_s: float | None = None) -> Scattered | None:
+        """Return a replica of several (location, bytes), as `get` does."""
+        segment = self.get(replica[0][0] >> OFFSET_BITS, limit_s)
         extents = [(location & OFFSET_MASK, nbytes) for location, nbytes in replica]
         return None if segment is None else Scattered(segment, extents)
 

@@ -106,8 +106,18 @@ class Session:
             return
 
     def close(self) -> None:
-        """Leave. May be called twice."""
+        """Leave. May be called twice.
+
+        Below a signal handler, a call of this thread may be waiting. That call then ends with a code, and a
+        new thread leaves, because the call holds what leaving needs.
+        """
         self.ending.detach()
+        if self.client.interrupt():
+            start_thread("store end", self._close)
+        else:
+            self._close()
+
+    def _close(self) -> None:
         with self._lock:
             self._closed.set()
         self.copying.close()

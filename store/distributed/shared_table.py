@@ -23,6 +23,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from store.distributed.memory import make_memfd, map_foreign
@@ -98,6 +99,25 @@ def key_of(whole: int) -> int:
     """Return the low half, but neither of the two values that have a meaning of their own."""
     low = whole & U64
     return low if 0 < low < GONE else 1
+
+
+def free_slots(keys: np.ndarray, slots: int) -> np.ndarray:
+    """Return a slot of an empty table for each of these keys, such that linear probing finds all of them.
+
+        keys    (n,) uint64, n < slots
+
+    In the order of their first choices, each key gets that slot or the one after its predecessor's. Those
+    that this carries past the end of the table get the first slots that are free.
+    """
+    first = (keys & np.uint64(slots - 1)).astype(np.int64)
+    order, ranks = np.argsort(first, kind="stable"), np.arange(len(keys))
+    placed = np.maximum.accumulate(first[order] - ranks) + ranks
+    is_late, is_free = placed >= slots, np.ones(slots, bool)
+    is_free[placed[~is_late]] = False
+    placed[is_late] = np.flatnonzero(is_free)[: is_late.sum()]
+    found = np.empty_like(placed)
+    found[order] = placed
+    return found
 
 
 class _Table:
@@ -183,7 +203,8 @@ class TableWriter(_Table):
     keys itself.
 
     _keys        key of each slot; 0 or GONE without an object
-    _versions    word -> version, of each slot in use
+    _versions    version of each slot; 0 without an object
+    _count       slots in use
 
     Invariant: a slot in use has its even version, its key and its own check; every other is unused or GONE.
     """
@@ -198,13 +219,18 @@ class TableWriter(_Table):
         self.lease_ttl_ns = lease_ttl_ns
         self._last_version = last_version
         self._keys = array("Q", bytes(8 * slots))
-        self._versions: dict[int, int] = {}
-        self._gone = 0
+        self._versions = array("Q", bytes(8 * slots))
+        self._count = self._gone = 0
 
     @property
     def is_crowded(self) -> bool:
         """Tell whether a larger (or tidier) table should replace it."""
-        return len(self._versions) + self._gone > MAX_LOAD * self.slots
+        return self._count + self._gone > MAX_LOAD * self.slots
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether no slot is left for another object."""
+        return self._count >= self.slots - 1
 
     def insert(self, key: int, digest: int, nbytes: int, locations: Sequence[int], lease_ns: int) -> int:
         """Insert an object; return the index of its slot's first word."""
@@ -214,6 +240,7 @@ class TableWriter(_Table):
         word = HEADER_WORDS + at * SLOT_WORDS
         self._gone -= self._keys[at] == GONE
         self._keys[at] = key
+        self._count += 1
         self._write(word, key, digest, nbytes, locations, lease_ns)
         return word
 
@@ -227,7 +254,7 @@ class TableWriter(_Table):
     ) -> None:
         """Fill a slot, the version last. Until then the version is odd, or the check does not fit."""
         self._last_version += 2
-        version = self._versions[word] = self._last_version
+        version = self._versions[(word - HEADER_WORDS) // SLOT_WORDS] = self._last_version
         listed = list(locations[:LISTED])
         size = nbytes | len(listed) << 56
         fixed = _FIXED.pack(version, key, digest, size, *listed, *[0] * (LISTED - len(listed)))
@@ -240,7 +267,7 @@ class TableWriter(_Table):
         self.words[word] = version
 
     def _set_changing(self, word: int) -> None:
-        self.words[word] = self._versions[word] | 1
+        self.words[word] = self._versions[(word - HEADER_WORDS) // SLOT_WORDS] | 1
 
     def lease_until_ns(self, word: int, now_ns: int) -> int:
         """Return when the lease ends. A time that a client stored counts for at most one lease from now."""
@@ -268,42 +295,51 @@ class TableWriter(_Table):
 
     def unlock(self, word: int) -> None:
         """Show the object of a slot again."""
-        self.words[word] = self._versions[word]
+        self.words[word] = self._versions[(word - HEADER_WORDS) // SLOT_WORDS]
 
     def remove(self, word: int) -> None:
         """Remove the object of a slot. A reader that copies its bytes now finds out afterwards."""
         self._set_changing(word)
-        del self._versions[word]
         at = (word - HEADER_WORDS) // SLOT_WORDS
+        self._versions[at] = 0
+        self._count -= 1
         is_last = self._keys[(at + 1) & self.mask] == 0  # no search goes past this slot
         self._keys[at] = self.words[word + _KEY] = 0 if is_last else GONE
         self._gone += not is_last
 
     def regrown(self) -> tuple[TableWriter, dict[int, int]]:
-        """Return a table with space for twice the objects, and {old word: new word} of each slot.
+        """Return a table that is a third full at most, and {old word: new word} of each slot.
 
-        This table is then retired: its slots are hidden one by one, and moved with leases that came until
-        then.
+        This table is then retired: its slots are hidden, and moved with leases that came until then. All
+        slots move in a few operations over arrays, because clients wait meanwhile.
         """
         slots = FIRST_SLOTS
-        while 4 * len(self._versions) > MAX_LOAD * slots:
+        while 3 * self._count > slots:
             slots *= 2
         made = TableWriter(self.lease_ttl_ns, self.token, slots=slots, last_version=self._last_version)
         self.words[2] = 1
-        return made, {word: made._take_over(self, word) for word in self._versions}
+        old = np.flatnonzero(np.frombuffer(self._versions, np.uint64))
+        new = made._take_over(self, old)
+        before, after = ((HEADER_WORDS + at * SLOT_WORDS).tolist() for at in (old, new))
+        return made, dict(zip(before, after))
 
-    def _take_over(self, old: TableWriter, word: int) -> int:
-        """Copy a slot of the retired table with its version: a client that has just read it relies on it."""
-        key = old._keys[(word - HEADER_WORDS) // SLOT_WORDS]
-        at = key & self.mask
-        while self._keys[at]:
-            at = (at + 1) & self.mask
-        new = HEADER_WORDS + at * SLOT_WORDS
-        self._keys[at] = key
-        self._versions[new] = old._versions[word]
-        self.memory[(new << 3) : (new << 3) + 64] = old.memory[(word << 3) : (word << 3) + 64]
-        old._set_changing(word)
-        self.words[new + _LEASE] = old.words[word + _LEASE]
+    def _take_over(self, old: TableWriter, slots: np.ndarray) -> np.ndarray:
+        """Copy slots of the retired table with their versions, on which clients that have just read rely.
+
+        Returns the new slot of each.
+        """
+        keys, versions = (np.frombuffer(words, np.uint64)[slots] for words in (old._keys, old._versions))
+        new = free_slots(keys, self.slots)
+        np.frombuffer(self._keys, np.uint64)[new] = keys
+        np.frombuffer(self._versions, np.uint64)[new] = versions
+        self._count = len(slots)
+        here, there = (
+            np.frombuffer(table.memory, np.uint64)[HEADER_WORDS:].reshape(-1, SLOT_WORDS)
+            for table in (self, old)
+        )
+        here[new, :_LEASE] = there[slots, :_LEASE]
+        there[slots, 0] = versions | np.uint64(1)
+        here[new, _LEASE] = there[slots, _LEASE]
         return new
 
     def close(self) -> None:
@@ -313,18 +349,19 @@ class TableWriter(_Table):
 
     def check(self) -> None:
         """Assert the invariant (tests)."""
-        gone = 0
+        gone = count = 0
         for at in range(self.slots):
             word = HEADER_WORDS + at * SLOT_WORDS
             key = self.words[word + _KEY]
             assert key == self._keys[at], f"slot {at} has a key that the master has not written"
-            if word in self._versions:
+            if self._versions[at]:
                 raw = bytes(self.memory[(word << 3) : (word << 3) + 64])
                 assert self.words[word] % 2 == 0, f"slot {at} is in change"
-                assert self.words[word] == self._versions[word]
+                assert self.words[word] == self._versions[at]
                 assert self.words[word + _CHECK] == xxh3_64_intdigest(raw[:56]), f"slot {at} is damaged"
                 assert key not in (0, GONE)
+                count += 1
             else:
                 assert key in (0, GONE), f"slot {at} belongs to no object"
                 gone += key == GONE
-        assert gone == self._gone
+        assert (count, gone) == (self._count, self._gone)

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 
 from store.distributed.catalogue import Catalogue
 from store.distributed.codes import BAD_PARAMETERS, NO_SPACE, NO_TASK, NOT_FOUND, NOT_READY, OK
-from store.distributed.entries import Entry, Replica
+from store.distributed.entries import NEVER_NS, Entry, Replica
 from store.distributed.messages import TaskIs
 
 PROCESSING, FAILED, SUCCESS = 1, 2, 3
 """Numbers of TaskStatus."""
+
+TASK_LIMIT_NS, SLOWEST_NS_PER_BYTE = 30 * 10**9, 50
+"""A task has so long, and in addition the time of its bytes at 20 MB/s, a slow network."""
 
 KEPT_TASKS = 10_000
 """Most tasks kept for queries; the oldest finished ones are forgotten. Any value of this order works."""
@@ -23,7 +26,11 @@ KEPT_TASKS = 10_000
 
 @dataclass(slots=True)
 class ReplicaTask:
-    """One copy (source None) or move. source: number of the segment that loses its replica."""
+    """One copy (source None) or move.
+
+    source      number of the segment that loses its replica
+    limit_ns    when it fails, unless it has ended
+    """
 
     number: int
     client: str
@@ -31,6 +38,7 @@ class ReplicaTask:
     source: int | None
     added: list[Replica]
     created_ms: int
+    limit_ns: int
     status: int = PROCESSING
     updated_ms: int = 0
     reason: str = ""
@@ -66,7 +74,14 @@ class Tasks:
             return TaskIs(call, NO_SPACE)
         number = secrets.randbits(63)
         task = ReplicaTask(
-            number, client, entry, origin.number if origin else None, added, wall_ms, updated_ms=wall_ms
+            number,
+            client,
+            entry,
+            origin.number if origin else None,
+            added,
+            wall_ms,
+            now_ns + TASK_LIMIT_NS + len(added) * entry.nbytes * SLOWEST_NS_PER_BYTE,
+            updated_ms=wall_ms,
         )
         entry.tasks += 1
         self._tasks[number] = task
@@ -78,6 +93,8 @@ class Tasks:
         """End a task whose bytes the client has copied, or could not copy. Returns OK or NO_TASK."""
         task = self._tasks.get(number)
         if task is None or task.client != client or task.status != PROCESSING:
+            if task is not None and task.client == client:  # too late: at least it writes no more
+                self._catalogue.settle_copy(client, task.added, now_ns)
             return NO_TASK
         self._finish(task, failed, now_ns, wall_ms)
         return OK
@@ -87,6 +104,12 @@ class Tasks:
         for task in self._tasks.values():
             if task.client == client and task.status == PROCESSING:
                 self._finish(task, "its client is gone", now_ns, wall_ms, until_ns)
+
+    def tick(self, now_ns: int, wall_ms: int) -> None:
+        """Fail tasks that take too long: their client may be stopped, and its object must not stay pinned."""
+        for task in self._tasks.values():
+            if task.status == PROCESSING and now_ns > task.limit_ns:
+                self._finish(task, "it took too long", now_ns, wall_ms, NEVER_NS)
 
     def ask(self, call: int, number: int) -> TaskIs:
         """Return the state of a task; code NO_TASK for an unknown one."""

@@ -95,11 +95,17 @@ class Writer:
     def put_many(
         self, names: Sequence[str], values: Sequence[Parts], wish: say.Wish, upsert: bool
     ) -> list[int]:
-        """Store objects like `put`, with one request to the master for all; return a code for each."""
-        codes: list[int] = []
+        """Store objects like `put`, with one request to the master for all; return a code for each.
+
+        Of several upserts of a name only the last is stored: it would replace the others.
+        """
+        if upsert and len(last := dict(zip(names, values))) < len(names):
+            codes = dict(zip(last, self.put_many(list(last), list(last.values()), wish, upsert)))
+            return [codes[name] for name in names]
+        told: list[int] = []
         for some in say.portions(names):
-            codes += self._put_asked(list(names[some]), values[some], wish, upsert)
-        return codes
+            told += self._put_asked(list(names[some]), values[some], wish, upsert)
+        return told
 
     def _put_asked(
         self, names: list[str], values: Sequence[Parts], wish: say.Wish, upsert: bool

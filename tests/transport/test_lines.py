@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import socket
 import struct
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from tests.descriptors import no_descriptor_left
 from transport.errors import ChannelError, WireError
 from transport.lines import Line, LineServer
 from transport.wire import Decoder, encode
@@ -175,6 +178,58 @@ def test_another_user_is_refused(server: LineServer, monkeypatch: pytest.MonkeyP
     with pytest.raises(ChannelError):
         line.receive(LIMIT_S)
     line.close()
+
+
+@pytest.mark.parametrize("has_reserve", [True, False])
+def test_connections_without_a_descriptor_are_refused_and_the_server_rests(
+    server: LineServer, has_reserve: bool
+) -> None:
+    old = line_to(server)
+    old.send(Note(1), LIMIT_S)
+    ((peer, _),) = arrived(server)
+    sockets = [socket.socket(socket.AF_UNIX) for _ in range(5)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(no_descriptor_left())
+        if not has_reserve:  # the descriptor that was freed went to another thread
+            server._reserve.close()
+            stack.callback(server._reserve._take)
+            stack.callback(os.close, os.dup(0))
+        for sock in sockets:
+            sock.connect(f"\0{server.name}")
+        looks = 0
+        until = time.monotonic() + 0.3
+        while (left := until - time.monotonic()) > 0:
+            if select.select([server.fd], [], [], left)[0]:
+                assert server.receive() == []
+                looks += 1
+        assert looks <= 2 * len(sockets), "it spins"
+        server.send(peer, Note(2))
+        assert old.receive(LIMIT_S) == Note(2), "those that are connected are served"
+    assert server.refused >= 1
+    if has_reserve:
+        assert [sock.recv(1) for sock in sockets] == [b""] * 5
+    for sock in sockets:
+        sock.close()
+    new = line_to(server)
+    new.send(Note(3), LIMIT_S)
+    deadline = time.monotonic() + LIMIT_S
+    found: list[tuple[str, Note]] = []
+    while not found and time.monotonic() < deadline:
+        select.select([server.fd], [], [], 0.05)
+        found = server.receive()
+    assert [note for _, note in found] == [Note(3)]
+    new.close()
+    old.close()
+
+
+def test_a_server_raises_the_limit_on_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        LineServer(NOTES, MAX_BYTES).close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_what_cannot_be_sent_raises_at_its_sender(server: LineServer) -> None:

@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -245,6 +246,39 @@ def check_upsert(s: Any) -> None:
     assert s.batch_upsert_from(["u", "w"], [at, at], [1, 2]) == [0, 0]
     assert s.get_batch(["u", "w"]) == [b"z", b"zz"]
     s.unregister_buffer(at)
+
+
+def check_upserts_of_one_name_in_a_batch(s: Any) -> None:
+    assert s.upsert_batch(["b1", "b1"], [b"one", b"two"]) == 0
+    assert s.get("b1") == b"one"
+    assert s.upsert_batch(["b2", "b1", "b2", "b2"], [b"1", b"2", b"333", b"55555"]) == 0
+    assert s.get_batch(["b1", "b2"]) == [b"2", b"1"]
+    assert s.put_batch(["b3", "b3"], [b"one", b"two"]) == 0
+    assert s.get("b3") == b"one"
+    made, at = memory()
+    made[:4] = b"1234"
+    s.register_buffer(at, MIB)
+    assert s.batch_upsert_from(["b4", "b5", "b4"], [at, at + 1, at + 2], [2, 2, 2]) == [0, 0, 0]
+    assert s.get_batch(["b4", "b5"]) == [b"34", b"23"]
+    assert s.batch_upsert_from(["b4", "b4"], [at, at], [2, 2]) == [0, 0]
+    assert s.get("b4") == b"12"
+    s.unregister_buffer(at)
+
+
+def check_upserts_of_one_name_by_many_at_once(s: Any) -> None:
+    codes: list[int] = []
+
+    def write(letter: bytes) -> None:
+        codes.extend(s.upsert("many", letter * 3000) for _ in range(50))
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"A", b"B", b"C", b"D")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 200
+    found = s.get("many")
+    assert (len(found), len(set(found))) == (3000, 1)
 
 
 def check_a_finished_put_grants_no_lease_and_a_read_does(s: Any) -> None:

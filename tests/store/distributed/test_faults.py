@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from store import MooncakeDistributedStore, ReplicateConfig
 from store.distributed import messages as say
 from store.distributed.codes import CodeError
 from store.distributed.link import Link
+from store.distributed.master import MAX_LISTINGS
 from store.distributed.segments import LocalSegment, Segments
 from tests.patience import patient, wait_until
 from tests.store.distributed.running import (
@@ -268,6 +270,57 @@ with held:
         assert heard(process) == "closed 0"
 
 
+CLOSED_BY_A_SIGNAL = """
+import os, signal, sys, threading, time
+from store import MooncakeDistributedStore
+master, pid = sys.argv[1], int(sys.argv[2])
+acts = {
+    "put": lambda store: store.put("b", b"1" * 500),
+    "upsert_batch": lambda store: store.upsert_batch(["a", "c"], [b"1", b"2"]),
+    "remove": lambda store: store.remove("a", True),
+    "get_replica_desc": lambda store: store.get_replica_desc("a"),
+    "health_check": lambda store: store.health_check(),
+    "remove_all": lambda store: store.remove_all(True),
+}
+for name, act in acts.items():
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 2**22, 2**22, "tcp", "", master) == 0
+    assert store.put("a", b"1") == 0
+    def close(*_):
+        closed.extend([store.close(), store.close()])
+    closed = []
+    signal.signal(signal.SIGALRM, close)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        began = time.monotonic()
+        code = act(store)
+        took_s = time.monotonic() - began
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for thread in threading.enumerate():
+        if thread.name == "store end":
+            thread.join(10)
+    threads = [thread.name for thread in threading.enumerate()]
+    print(name, code, took_s < 2, closed, store.close(), store.put("a", b"1"), threads, flush=True)
+"""
+
+
+@pytest.mark.parametrize("path", ["", "tcp"])
+def test_a_signal_handler_may_close_while_a_call_waits_for_the_master(path: str) -> None:
+    codes = {"upsert_batch": "-900", "get_replica_desc": "[]", "health_check": "2"}
+    with (
+        master_process() as (master, running),
+        stores(master, segment=0) as (other,),
+        program(CLOSED_BY_A_SIGNAL, master, str(running.pid), MOONCAKE_LITE_STORE_PATH=path) as process,
+    ):
+        for name in ("put", "upsert_batch", "remove", "get_replica_desc", "health_check", "remove_all"):
+            expected = f"{name} {codes.get(name, '-900')} True [0, 0] 0 -600 ['MainThread']"
+            assert heard(process) == expected
+            stats = link_of(other).ask(say.StatsAsk).values
+            assert (stats["segments"], stats["clients"]) == (0, 1), "the segment was given back"
+
+
 def test_all_objects_are_removed_in_portions_between_which_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -280,6 +333,36 @@ def test_all_objects_are_removed_in_portions_between_which_others_are_served(
         assert store.remove_all(True) == 1
         assert store.remove_all() == 0
         assert master.stats()["objects"] == 0
+
+
+def test_names_are_listed_once_for_all_pages_and_for_each_thread_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.distributed.messages.MAX_KEYS", 7)
+    names = [f"{letter}{number}" for number in range(50) for letter in "abcd"]
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put_batch(names, [b"1"] * 200) == 0
+        listed: list[int] = []
+        all_names = master.catalogue.all_names
+
+        def listing() -> list[str]:
+            listed.append(1)
+            return all_names()
+
+        monkeypatch.setattr(master.catalogue, "all_names", listing)
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(store.remove_by_regex, ["^a", "^b", "^c", "^d0"])) == [50, 50, 50, 1]
+        assert len(listed) == 4
+        assert store.remove_by_regex("") == 49
+        assert store.remove_by_regex("") == 0
+        rest(store)
+        (client,) = master._clients.values()
+        assert client.listings == {}
+        for number in range(100):  # of threads that were interrupted
+            assert store.put_batch(names, [b"1"] * 200) == 0
+            assert len(link_of(store).ask(say.NamesAsk, number, False).names) == 7
+        assert len(client.listings) == MAX_LISTINGS
+        assert link_of(store).ask(say.NamesAsk, 5, True).names == [], "forgotten"
 
 
 def counts() -> tuple[int, int]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from store import MooncakeDistributedStore, ReplicateConfig
 from store.distributed import messages as say
+from tests.descriptors import no_descriptor_left
 from tests.mpi import run_mpi
 from tests.patience import patient, wait_until
 from tests.store.distributed.running import (
@@ -190,6 +192,41 @@ def test_who_cannot_read_the_masters_memory_is_not_let_in() -> None:
         store.close()
 
 
+def test_clients_beyond_the_descriptors_are_refused_in_one_line_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("store.distributed.master.raise_limit", lambda: 64 + 3 * 2 + 2)
+    with master_thread() as master, stores(address(master), 2) as (first, second):
+        for _ in range(3):
+            refused = MooncakeDistributedStore()
+            assert refused.setup("127.0.0.1", "x", MIB, MIB, "tcp", "", address(master)) == -600
+        assert first.put("a", b"1") == 0
+        assert second.get("a") == b"1"
+        second.close()
+        with stores(address(master)) as (third,):
+            assert third.get("a") == b"1"
+    lines = [record.message for record in caplog.records if "refused" in record.message]
+    assert lines == [
+        "more clients are refused: 2 clients have joined; raise the limit on open files (ulimit -n)"
+    ]
+
+
+def test_a_program_without_descriptors_gets_a_code_and_lives(caplog: pytest.LogCaptureFixture) -> None:
+    """With a few left, libzmq would abort it."""
+    with master_thread() as master, stores(address(master)) as (store,):
+        assert store.put("a", b"1" * 5000) == 0
+        for left in (0, 1, 3, 5, 8, 11, 16):
+            with no_descriptor_left(but=left):
+                assert (
+                    MooncakeDistributedStore().setup("127.0.0.1", "x", 0, MIB, "tcp", "", address(master)) < 0
+                )
+                assert store.get("a") == b"1" * 5000
+                assert store.upsert("b", b"2" * 5000) == 0
+        assert "descriptors are left" in caplog.text
+        with stores(address(master), 1, 0) as (other,):
+            assert other.get("b") == b"2" * 5000
+
+
 def test_several_stores_in_one_process_share_their_objects() -> None:
     with master_thread() as master, stores(address(master), 3) as made:
         for number, store in enumerate(made):
@@ -198,6 +235,24 @@ def test_several_stores_in_one_process_share_their_objects() -> None:
             assert [store.get(f"k{number}") for number in range(3)] == [bytes([n]) * 100 for n in range(3)]
         rest(*made)
         assert len({store.get_hostname() for store in made}) == 3
+        master.catalogue.check()
+
+
+def test_two_clients_upsert_and_put_one_name_at_once() -> None:
+    codes: list[int] = []
+    with master_thread() as master, stores(address(master), 2) as (first, second):
+
+        def write(act: Callable[[str, bytes], int], letter: bytes) -> None:
+            codes.extend(act("a", letter * size) for size in range(1000, 5000, 100))
+
+        acts = [first.upsert, second.upsert, first.upsert, second.put]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, acts, [b"A", b"B", b"C", b"D"]))
+        assert codes == [0] * 160
+        assert len(set(first.get("a"))) == 1, "one value, and not parts of several"
+        assert second.get("a") == first.get("a")
+        rest(first, second)
+        assert master.stats()["writing"] == 0
         master.catalogue.check()
 
 
@@ -222,7 +277,8 @@ def test_eight_threads_put_and_get_a_hundred_megabytes_each() -> None:
     assert wrong == []
 
 
-def test_a_segment_of_many_gigabytes_is_only_reserved() -> None:
+def test_a_segment_of_many_gigabytes_is_only_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.distributed.segments.memory_left", lambda: 2**40)
     with master_thread() as master:
         began = time.monotonic()
         with stores(address(master), 1, 512 * 2**30) as (store,):

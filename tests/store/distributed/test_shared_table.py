@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from store.distributed.shared_table import (
     Retired,
     TableReader,
     TableWriter,
+    free_slots,
     name_hash,
 )
 from store.errors import StoreError
@@ -212,3 +215,42 @@ def test_a_table_is_a_dictionary(steps: list[tuple[str, str]]) -> None:
 
 def test_the_layout_is_the_one_that_the_page_draws() -> None:
     assert (HEADER_WORDS, SLOT_WORDS) == (512, 16)
+
+
+def probes(keys: list[int], found: list[int], slots: int) -> bool:
+    """Tell whether linear probing finds each key in its slot."""
+    table = dict(zip(found, keys))
+    assert len(table) == len(keys), "two keys in one slot"
+    for key, slot in zip(keys, found):
+        at = key % slots
+        while at != slot:
+            if at not in table:
+                return False
+            at = (at + 1) % slots
+    return True
+
+
+@given(keys=st.lists(st.integers(0, 2**64 - 1).map(lambda key: key | 15 << 2), max_size=20, unique=True))
+def test_all_keys_are_placed_at_once_where_probing_finds_them(keys: list[int]) -> None:
+    """Their last bits are set, so that many want the last slots and go on at the start."""
+    found = free_slots(np.array(keys, np.uint64), 64)
+    assert probes(keys, found.tolist(), 64)
+
+
+def test_growing_costs_a_small_part_of_what_filling_did() -> None:
+    """The master answers nothing meanwhile: moving slot by slot took half as long as filling."""
+    shares = []
+    for turn in range(3):
+        writer = TableWriter(10**9, b"t" * 32, slots=2**15)
+        began = time.perf_counter()
+        for number in range(15_000):
+            writer.insert(*name_hash(f"{turn} {number}"), 1, [64], 0)
+        filled = time.perf_counter()
+        larger, moved = writer.regrown()
+        shares.append((time.perf_counter() - filled) / (filled - began))
+        assert len(moved) == 15_000
+        if turn == 0:
+            larger.check()
+        for table in (writer, larger):
+            table.close()
+    assert min(shares) < 0.25
