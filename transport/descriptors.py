@@ -26,8 +26,10 @@ def raise_limit() -> int:
 
 def are_left(count: int) -> bool:
     """Tell whether this process can open so many descriptors now."""
-    with contextlib.closing(Reserve(count)) as reserve:
-        return reserve.is_full
+    reserve = Reserve(count)
+    left = len(reserve.fds)
+    reserve.close()
+    return left == count
 
 
 class Reserve:
@@ -35,13 +37,8 @@ class Reserve:
 
     def __init__(self, count: int = 1):
         self._count = count
-        self._fds: list[int] = []
+        self.fds: list[int] = []
         self._take()
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether all of them are there."""
-        return len(self._fds) == self._count
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -54,10 +51,10 @@ class Reserve:
 
     def _take(self) -> None:
         with contextlib.suppress(OSError):
-            while len(self._fds) < self._count:
-                self._fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while len(self.fds) < self._count:
+                self.fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def close(self) -> None:
         """Give the descriptors back. May be called twice."""
-        while self._fds:
-            os.close(self._fds.pop())
+        while self.fds:
+            os.close(self.fds.pop())

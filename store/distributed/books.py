@@ -106,13 +106,7 @@ class Books:
         return placed
 
     def _place_on(
-        self,
-        lender: Lender,
-        owner: str,
-        nbytes: int,
-        now_ns: int,
-        contiguous: bool,
-        starved: set[int],
+        self, lender: Lender, owner: str, nbytes: int, now_ns: int, contiguous: bool, starved: set[int]
     ) -> Replica | None:
         """Allocate a replica on a segment; None without space. starved: gets its number, without memory."""
         wanted, number = [Wanted(nbytes)], lender.number

@@ -89,7 +89,8 @@ class Catalogue(Books):
             return EXISTS
         entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
         old = self._entries.get(name)  # unless it has just been evicted
-        if entry is None and old is not None and self._makes_space(old, nbytes, now_ns):
+        fits = old is not None and nbytes <= old.nbytes and old.remote_until_ns <= now_ns and not old.tasks
+        if entry is None and old is not None and fits:  # into the space of the object that it replaces
             self._drop(old, now_ns)
             entry = self._new_entry(client, machine, name, nbytes, wish, now_ns, evict=True)
         if entry is None:
@@ -104,10 +105,6 @@ class Catalogue(Books):
         self._writing[name] += 1
         self.counters["puts"] += 1
         return Grant(entry.put, entry.locations, entry.scattered)
-
-    def _makes_space(self, old: Entry, nbytes: int, now_ns: int) -> bool:
-        """Tell whether an upsert of this size fits into the space of the object that it replaces."""
-        return nbytes <= old.nbytes and old.remote_until_ns <= now_ns and not old.tasks
 
     def spares(
         self, client: str, machine: str, nbytes: int, wish: Wish, count: int, now_ns: int
