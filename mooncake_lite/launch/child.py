@@ -62,7 +62,6 @@ def run_child(module: str, run: Callable[[Path], object]) -> NoReturn:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         _say_last(f"{module.rpartition('.')[2]}: {why}")
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 

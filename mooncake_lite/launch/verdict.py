@@ -103,9 +103,8 @@ def _first_loss(config: ServeConfig, facts: Facts, needed: list[RankState]) -> s
     if not lost:
         return ""
     rank = next((rank for rank in lost if rank in facts.signals), lost[0])
-    said = "" if rank in facts.states else facts.errors.get(rank)
-    how = facts.signals.get(rank) or said or "its process ended without a last word"
-    return f"rank {rank} ({config.role_of(rank)}) died: {how}"
+    said = facts.signals.get(rank) or ("" if rank in facts.states else facts.errors.get(rank))
+    return f"rank {rank} ({config.role_of(rank)}) died: {said or 'its process ended without a last word'}"
 
 
 def _word_of_steward(states: dict[int, RankState]) -> str:
@@ -137,6 +136,6 @@ def _silence_of_steward(states: dict[int, RankState]) -> tuple[str, float]:
     """
     until = states[0].said_at if 0 in states and states[0].ended else math.inf
     failed = [state for state in states.values() if state.state == "failed" and state.said_at < until]
-    told = [(state.said_at, state.reason.removeprefix(FOLLOWED)) for state in failed]
-    said_at, reason = min((one for one in told if one[1].startswith(STEWARD)), default=(math.inf, ""))
-    return reason, said_at
+    told = [(state.reason.removeprefix(FOLLOWED), state.said_at) for state in failed]
+    accusing = [one for one in told if one[0].startswith(STEWARD)]
+    return min(accusing, key=lambda one: one[1], default=("", math.inf))

@@ -1,0 +1,37 @@
+"""A rank from outside: how it ends when its role cannot continue."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from mooncake_lite import rank
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.errors import ModelError
+from mooncake_lite.launch.place import Place
+
+pytestmark = pytest.mark.quick
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(ModelError("x.json is missing"), ("x.json is missing", 2)), (KeyError(5), ("KeyError: 5",))],
+)
+def test_a_rank_refuses_what_the_user_asked_for_and_fails_for_any_other_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, end: tuple[object, ...]
+) -> None:
+    ends: list[tuple[object, ...]] = []
+    process = SimpleNamespace(role="decode", fail=lambda *end: ends.append(end), on_signal=None)
+
+    def play(process: object) -> int:
+        raise error
+
+    monkeypatch.setattr(rank, "world_from_environment", lambda: Place(2, 4, "mpirun"))
+    monkeypatch.setattr(rank, "RankProcess", lambda *parts: process)
+    monkeypatch.setattr(rank, "_play", play)
+    for name in ("block_stop_signals", "die_with_parent", "shield_output", "watch_signals", "_open_run_dir"):
+        monkeypatch.setattr(rank, name, lambda *given: None)
+    monkeypatch.setattr(rank, "set_thread_environment", lambda threads: None)
+    rank.run(ServeConfig())
+    assert ends == [end]
