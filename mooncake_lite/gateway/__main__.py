@@ -7,9 +7,7 @@ when something broke, 2 with one line when it cannot start. Knows how to start a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import resource
 import signal
 import socket
 import time
@@ -33,6 +31,7 @@ from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model.tokenizer import load_tokenizer
+from transport.descriptors import raise_limit
 from transport.membership import Heart
 
 PARENT_END_S = 0.2
@@ -150,9 +149,7 @@ def run(run_dir: Path) -> None:
     if not follow_parent(settings.parent_pid or os.getppid()):
         return
     listener = listen(settings.config.host, settings.config.port)
-    with contextlib.suppress(ValueError, OSError):  # each stream takes a descriptor
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_limit()  # each stream takes a descriptor
     asyncio.run(serve(settings, listener))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from mooncake_lite.tools.client import (
 from mooncake_lite.workloads.metrics import COMPLETED, FAILED, REJECTED, Record
 from mooncake_lite.workloads.text import prompt_of, text_of_block
 from mooncake_lite.workloads.traces import Trace, TraceRequest
+from transport.descriptors import raise_limit
 
 CONNECT_LIMIT_S, PROBE_LIMIT_S = 10.0, 120.0
 LOST_S = 30.0
@@ -146,7 +146,7 @@ class Player:
 
     async def play(self) -> None:
         """Send all requests and wait for their ends, or until Ctrl-C, or until the server is lost."""
-        _allow_many_connections()
+        raise_limit()  # an overloaded server has thousands of connections open
         self._began_s = time.perf_counter()
         first_ms = self.trace.requests[0].timestamp
         try:
@@ -232,9 +232,3 @@ def _refusal_of(response: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         word = ""
     return CONTROL.sub(" ", f"HTTP {response.status_code} {word}").strip()[:CAUSE_LENGTH]
-
-
-def _allow_many_connections() -> None:
-    """Raise this process's limit on open files as far as it may: an overloaded server has thousands open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -405,7 +405,7 @@ def failed_while_blocks_fly(state: Any, fault: Any) -> list[Any]:
 
 
 MISTAKES_ABOUT_POISON: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "nobody looks whether there is a token": (progress, "faults_of", lambda result: {}),
+    "a missing token goes unnoticed": (progress, "faults_of", lambda result: {}),
     "other branches of a job at fault go on": (
         faults,
         "_tasks",
