@@ -21,65 +21,35 @@ MEASURED = ROOT / "docs/reference/measured"
 LAST_STEP = "Stopping it"
 """What the last line before the table begins with. The steps before it are worth seeing live only."""
 
-GENERATE = "transformers generate, float32"
 LLAMA = "llama.cpp, GGUF as published"
 
-FIGURES: tuple[tuple[str, str, str, str], ...] = (
+FIGURES: tuple[tuple[str, str, str, str, str], ...] = (
     (
         "engine", "decode, 1 sequence of 128 + 128 tokens", LLAMA,
-        "* From the 4-bit blocks of one GGUF file, with 2 threads in one process, one sequence of 128 + 128 "
-        "tokens decodes at {ours:.0f} tokens/s with ours, and at {peer:.0f} with llama.cpp.",
+        "decode one sequence of 128 + 128 tokens, 4-bit blocks of one GGUF file", "reading the weights once",
     ),
     (
         "engine", "prefill of 2,048 tokens, float32", LLAMA,
-        "* A prompt of 2,048 tokens is computed at {ours:.0f} tokens/s from the same file, and at "
-        "{peer:.0f} with llama.cpp.",
-    ),
-    (
-        "engine", "decode, 1 sequence of 128 + 128 tokens", GENERATE,
-        "* `generate` of transformers, which reads float32 tensors, decodes {peer:.0f} tokens/s. With "
-        "float32 tensors on both sides [a step takes as long as torch's]"
-        "(docs/explain/model.md#weights-as-they-are-published): what gains is the format.",
+        "compute a prompt of 2,048 tokens, the same file", "its matrix products in torch",
     ),
     (
         "kernels", "decode 4 x 4096, 32/8 x 128", "torch SDPA on contiguous KV",
-        "* Decode attention over paged float32 KV is {ratio:.1f} times as fast as torch's over contiguous KV "
-        "(4 sequences of 4,096 tokens, 32/8 heads of 128, 2 threads).",
-    ),
-    (
-        "kernels", "gather 71 MB, codec none", "NumPy indexing",
-        "* Gathering pages into a pool block runs at {ours:.0f} GB/s; torch's copy of contiguous memory at "
-        "{limit:.0f} GB/s (our stores do not read first what they overwrite).",
+        "decode attention, paged float32 KV of 4 sequences of 4,096 tokens", "reading the KV once",
     ),
     (
         "transport", "read 1 MiB, same node", "MPI request and reply",
-        "* A read of 1 MiB from another rank of the same node runs at {ours:.0f} GB/s, {share:.1f} of one "
-        "memory copy, through shared memory.",
-    ),
-    (
-        "transport", "read 4 KiB, two nodes (sockets)", "MPI request and reply",
-        "* Between two network namespaces of one machine, our stand-in for two nodes, plain MPI is faster: a "
-        "request and reply of 4 KiB takes {peer:.0f} us, our read {ours:.0f} us.",
+        "read 1 MiB from another rank of the same node", "a memory copy",
     ),
     (
         "transport", "read 1 MiB, two nodes (sockets)", "MPI request and reply",
-        "* Likewise, a read of 1 MiB has {ratio:.2f} of plain MPI's bandwidth.",
+        "the same between two network namespaces, our stand-in for two nodes", "a plain TCP socket",
     ),
     (
-        "store", "tier write, 128 blocks of 1 MiB, 2 files", "plain files, fsync each",
-        "* The SSD tier writes {ours:.1f} GB/s durably; plain files, each synced, {peer:.1f} GB/s.",
-    ),
-    (
-        "store", "get 1 MiB", "Mooncake Store, TCP loopback",
-        "* A get of 1 MiB from the object store takes {ours:.0f} us through shared memory. Mooncake Store "
-        "over TCP takes {peer:.0f} us.",
-    ),
-    (
-        "store", "get 1 MiB, p99", "Mooncake Store, TCP loopback",
-        "* The 99th percentile of these gets is {ours:.0f} us with ours, {peer:.0f} us with Mooncake Store.",
+        "store", "64 gets of 256 KiB by 4 processes", "Mooncake Store, TCP loopback",
+        "objects of 256 KiB from the store, 4 readers, ours through shared memory", "4 processes that copy",
     ),
 )  # fmt: skip
-"""(part of the benchmarks, row, peer or "", sentence)."""
+"""(part of the benchmarks, row, peer, what it measures, the limit)."""
 
 
 PER_TOKEN = (
@@ -99,14 +69,24 @@ def result(part: str) -> Any:
 
 
 def figures() -> str:
-    """The list of figures, and where and when each part was measured."""
-    lines = [sentence.format(**values(part, name, peer)) for part, name, peer, sentence in FIGURES]
-    parts = dict.fromkeys(part for part, *_ in FIGURES)
+    """The table of figures, and where and when each part was measured."""
+    lines = ["| what | ours | the peer | the limit |", "|---|---:|---:|---:|"]
+    for part, name, peer, what, limit in FIGURES:
+        row = values(part, name, peer)
+        unit = row["unit"]
+        theirs = f"{amount(row['peer'])} {unit}, {peer}"
+        beside = f"{amount(row['limit'])} {unit}, {limit}"
+        lines.append(f"| {what} | {amount(row['ours'])} {unit} | {theirs} | {beside} |")
     where: dict[str, list[str]] = {}
-    for part in parts:
+    for part in dict.fromkeys(part for part, *_ in FIGURES):
         where.setdefault(measured_on(result(part)), []).append(part)
     lines += ["", *(f"Measured on {place}: {', '.join(found)}." for place, found in where.items())]
     return "\n".join(lines)
+
+
+def amount(value: float) -> str:
+    """A figure with two digits at least."""
+    return f"{value:.1f}" if value < 20 else f"{value:,.0f}"
 
 
 def per_token() -> str:
@@ -129,11 +109,11 @@ def break_even() -> str:
     )
 
 
-def values(part: str, name: str, peer: str) -> dict[str, float]:
+def values(part: str, name: str, peer: str) -> dict[str, Any]:
     """The figures of one row, with units as measured. Raises LookupError when it was not measured."""
     for row in result(part)["rows"]:
         if row["name"] == name and (not peer or (row["peer"] or {}).get("name", "").startswith(peer)):
-            found = {"ours": row["ours"], "ratio": row["ratio_to_peer"], "share": row["ratio_to_limit"]}
+            found = {"ours": row["ours"], "unit": row["unit"]}
             found |= {kind: row[kind]["value"] for kind in ("peer", "limit") if row[kind]}
             return found
     raise LookupError(f"{part}.json has no row {name!r} with the peer {peer!r}")
