@@ -63,9 +63,9 @@ class Child:
 
     @property
     def may_start_again(self) -> bool:
-        """Tell whether it has not ended too often."""
+        """Tell whether it has not refused to start, nor ended too often."""
         self._starts = [at for at in self._starts if time.monotonic() - at < WITHIN_S]
-        return len(self._starts) <= MOST_STARTS
+        return not self.refusal and len(self._starts) <= MOST_STARTS
 
     def end_of(self, seen: str) -> str:
         """Return how the process has ended. seen: why it was killed, if it was silent."""

@@ -110,6 +110,7 @@ def test_the_own_words_of_a_child_are_why_it_ended(
     child.start(term=1)
     machine.started[1].wait(30)
     assert (child.end_of("its process ended"), child.refusal) == (said.format(child.pid), refusal)
+    assert child.may_start_again == (not refusal)
 
 
 def test_a_child_that_ends_too_often_may_not_start_again(machine: Machine, child: Child) -> None:
