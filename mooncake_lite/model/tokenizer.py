@@ -97,7 +97,8 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt's text of a conversation: [{"role": ..., "content": ...}, ...].
+        """The prompt's text of a conversation: [{"role": ..., "content": ...}, ...]. Any other field of a
+        message reaches the template too.
 
         Encode it with add_special_tokens=False. Raises RequestError when the model has no template or
         the template refuses the messages.
@@ -108,7 +109,7 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._template.render(messages, add_generation_prompt=True)
+        return self._template.render(messages, tools=None, documents=None, add_generation_prompt=True)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh Detokenizer for one answer."""
