@@ -1,4 +1,4 @@
-"""Prompts of chats are those of transformers: templates of many models, messages of many shapes."""
+"""Prompts of chats are those of transformers: templates of many models, messages of many shapes, folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Inner
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.bodies import parse_chat, parse_tokenize
 from mooncake_lite.model.chat_template import ChatTemplate
-from mooncake_lite.model.tokenizer import Tokenizer
+from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from tests.mooncake_lite.model.conftest import byte_alphabet
 
 pytestmark = pytest.mark.quick
@@ -209,6 +209,68 @@ def test_the_ids_of_a_chat_are_those_of_transformers_or_both_refuse_it(name: str
 
     assert got == want
     assert sum(each is not None for each in want.values()) > len(CHATS) // 3
+
+
+SHOW = "{{ bos_token }},{{ eos_token }},{{ cls_token is defined }},{{ image_token }},{{ odd }},"
+CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": SHOW}
+MORE = "additional_chat_templates/"
+SETTINGS, OLDER, JINJA = "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"
+FOLDERS: dict[str, dict[str, Any]] = {
+    "no template": {SETTINGS: {"chat_template": None}},
+    "a text": {SETTINGS: {"eos_token": "</s>", "bos_token": None}},
+    "a list": {SETTINGS: {"chat_template": [{"name": n, "template": n} for n in ("default", "tool_use")]}},
+    "a name twice": {SETTINGS: {"chat_template": [{"name": "default", "template": t} for t in ("a", "b")]}},
+    "no default": {SETTINGS: {"chat_template": [{"name": "rag", "template": "a"}]}},
+    "an empty list": {SETTINGS: {"chat_template": []}},
+    "a file": {JINJA: "a\r\n{{ eos_token }}\n\n"},
+    "an empty file": {JINJA: ""},
+    "a file with a mark": {JINJA: "\ufeffa"},
+    "a file and others": {JINJA: "a", MORE + "tool_use.jinja": "b", MORE + "notes.txt": "c"},
+    "a default among others": {JINJA: "a", MORE + "default.jinja": "b"},
+    "only a default among others": {MORE + "default.jinja": "b", MORE + "rag.jinja": "c"},
+    "only others": {MORE + "rag.jinja": "c"},
+    "older tokens": {OLDER: {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "image_token": "<image>"}},
+    "older tokens overrule": {
+        SETTINGS: {"eos_token": "<pad>", "bos_token": "<s>"},
+        OLDER: {"eos_token": "</s>"},
+    },
+    "older tokens are not read": {
+        SETTINGS: {
+            "eos_token": "<pad>",
+            "added_tokens_decoder": {"258": {"content": "<pad>", "special": True}},
+        },
+        OLDER: {"eos_token": "</s>", "bos_token": "<s>"},
+    },
+    "tokens of its own": {SETTINGS: {"image_token": "<image>", "extra_special_tokens": {"odd": "<pad>"}}},
+    "a list of more tokens": {SETTINGS: {"extra_special_tokens": ["<pad>"], "add_bos_token": True}},
+    "a token as a dict": {
+        SETTINGS: {"eos_token": {"__type": "AddedToken", "content": "</s>", "lstrip": False}}
+    },
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folders_template_and_special_tokens_are_those_that_transformers_reads(
+    kind: str, tmp_path: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    inner_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    config = dict.fromkeys((*sizes, "max_position_embeddings"), 8) | {
+        "model_type": "llama",
+        "vocab_size": 300,
+    }
+    files = FOLDERS[kind] | {SETTINGS: CONFIG | FOLDERS[kind].get(SETTINGS, {}), "config.json": config}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name).write_bytes(text.encode())
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+
+    got = of_ours(lambda chat: load_tokenizer(tmp_path).apply_chat_template(chat), CHATS["one"])
+
+    assert got == of_theirs(theirs, CHATS["one"], tokenize=False)
 
 
 def render(source: str, messages: Messages) -> str:
