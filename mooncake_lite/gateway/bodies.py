@@ -43,12 +43,11 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """One message of a chat. Tool calls are named here so that they are refused and not overlooked."""
+    """What is checked of a message; all its fields reach the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
-    function_call: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class GenerateBody(SamplingBody, kw_only=True):
@@ -97,8 +96,8 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
-Prompt = str | list[int] | list[dict[str, str]]
-"""Text, token ids, or the messages of a chat as a template wants them."""
+Prompt = str | list[int] | list[dict[str, Any]]
+"""Text, token ids, or the messages of a chat as they came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +129,9 @@ class Ask:
 
 def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     """Return the Ask of a chat completion's body. defaults: of sampling. Raises RequestError."""
-    body = _typed(raw, ChatBody, NEUTRAL | NEUTRAL_IN_CHATS)
-    prompts = (template_messages(body.messages),)
+    fields, body = _parsed(raw, ChatBody, NEUTRAL | NEUTRAL_IN_CHATS)
+    _check_messages(body.messages)
+    prompts = (fields["messages"],)
     return _ask(body, prompts, sampling_of(body, defaults, _chat_logprobs(body)))
 
 
@@ -145,13 +145,14 @@ def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     return _ask(body, _prompts(body.prompt), sampling, echo=bool(body.echo))
 
 
-def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, str]]]:
+def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, Any]]]:
     """Return (model, prompt) of a tokenize body. prompt: text or a chat's messages. Raises RequestError."""
-    body = _typed(raw, TokenizeBody)
+    fields, body = _parsed(raw, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if body.messages is not None:
-        return body.model, template_messages(body.messages)
+        _check_messages(body.messages)
+        return body.model, fields["messages"]
     assert body.prompt is not None
     return body.model, body.prompt
 
@@ -162,38 +163,30 @@ def parse_detokenize(raw: bytes) -> tuple[str | None, list[int]]:
     return body.model, body.tokens
 
 
-def template_messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
-    """Return messages as chat templates need them: role and one text. Raises RequestError."""
+def _check_messages(messages: list[ChatMessage]) -> None:
+    """Raises RequestError for no message, one without content, and content that is no text."""
     if not messages:
         raise RequestError("messages is empty; at least one is needed", param="messages")
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _template_message(message: ChatMessage, where: str) -> dict[str, str]:
-    if message.tool_calls or message.function_call is not None:
-        raise RequestError("tool calls are not supported by this server", param=f"{where}.tool_calls")
-    if message.role in ("tool", "function"):
-        raise RequestError(f"role {message.role} is not supported by this server", param=f"{where}.role")
-    # OpenAI renamed "system" for newer models; the templates of local models know the old name only.
-    role = "system" if message.role == "developer" else message.role
-    if isinstance(message.content, str):
-        return {"role": role, "content": message.content}
-    if message.content is None:
-        if role != "assistant":
-            raise RequestError(f"a message of role {message.role} needs content", param=f"{where}.content")
-        return {"role": role, "content": ""}
-    texts = []
-    for j, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            raise RequestError(
-                f"content part of type {part.type!r} is not supported; only text parts are",
-                param=f"{where}.content[{j}]",
-            )
-        texts.append(part.text)
-    return {"role": role, "content": "".join(texts)}
+    for i, message in enumerate(messages):
+        where = f"messages[{i}].content"
+        if message.content is None and message.role != "assistant":
+            raise RequestError(f"a message of role {message.role} needs content", param=where)
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.type != "text" or part.text is None:
+                raise RequestError(
+                    f"content part of type {part.type!r} is not supported; only text parts are",
+                    param=f"{where}[{j}]",
+                )
 
 
 def _typed(raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NEUTRAL) -> Any:
+    return _parsed(raw, kind, neutral)[1]
+
+
+def _parsed(
+    raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NEUTRAL
+) -> tuple[dict[str, Any], Any]:
+    """Return a body as its JSON says, and as a struct. Raises RequestError."""
     try:
         body = msgspec.json.decode(plain_text(raw))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -202,7 +195,7 @@ def _typed(raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NE
         raise RequestError('the body must be a JSON object, as {"prompt": "hello"}')
     refuse_unsupported(body, neutral)
     try:
-        return msgspec.convert(body, kind)
+        return body, msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         message = str(error)
         raise RequestError(message.replace("$.", ""), param=_field_of(message)) from None

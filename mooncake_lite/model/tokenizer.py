@@ -97,7 +97,8 @@ class Tokenizer:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt's text of a conversation: [{"role": ..., "content": ...}, ...].
+        """The prompt's text of a conversation: [{"role": ..., "content": ...}, ...]. Any other field of a
+        message reaches the template too.
 
         Encode it with add_special_tokens=False. Raises RequestError when the model has no template or
         the template refuses the messages.
@@ -108,7 +109,7 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        return self._template.render(messages, add_generation_prompt=True)
+        return self._template.render(messages, tools=None, documents=None, add_generation_prompt=True)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh Detokenizer for one answer."""
@@ -214,17 +215,16 @@ def _check_ids(path: Path, inner: tokenizers.Tokenizer, tokenizer: Tokenizer) ->
 
 
 def _load_template(folder: Path) -> ChatTemplate | None:
-    config_path = folder / "tokenizer_config.json"
-    settings = read_json(config_path) if config_path.is_file() else {}
+    """Load the template named default. As in transformers, files with templates overrule the settings."""
+    origin = folder / "tokenizer_config.json"
+    settings = read_json(origin) if origin.is_file() else {}
     source = settings.get("chat_template")
-    origin = config_path
-    jinja_path = folder / "chat_template.jinja"
-    if jinja_path.is_file():
-        origin = jinja_path
-        try:
-            source = jinja_path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{jinja_path} cannot be read: {error}") from None
+    files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    if (jinja_path := folder / "chat_template.jinja").is_file():
+        files.setdefault("default", jinja_path)
+    if files:
+        origin = files.get("default", origin)
+        source = _read_text(origin) if "default" in files else None
     if isinstance(source, list):  # several by name
         named = [item for item in source if isinstance(item, dict) and item.get("name") == "default"]
         source = named[-1].get("template") if named else None
@@ -235,20 +235,29 @@ def _load_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(source, _special_tokens(folder, settings), str(origin))
 
 
-_SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
 
 
 def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, ... by name; a token is written as a text or as {"content": text}."""
-    extra = folder / "special_tokens_map.json"
-    found: dict[str, str] = {}
-    for source in (read_json(extra) if extra.is_file() else {}, settings):
-        for name in _SPECIAL:
-            value = source.get(name)
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                found[name] = value
-    return found
+    """bos_token, eos_token, image_token, ... by name; a token is written as a text or as {"content": text}.
+
+    As in transformers, the older special_tokens_map.json overrules the settings, unless they list the added
+    tokens: then it is not read.
+    """
+    older = folder / "special_tokens_map.json"
+    if older.is_file() and "added_tokens_decoder" not in settings:
+        settings = settings | read_json(older)
+    named = settings.get("extra_special_tokens")
+    tokens = {name: token for name, token in settings.items() if name.endswith("_token")}
+    tokens |= named if isinstance(named, dict) else {}
+    texts = {
+        name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()
+    }
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _fallback_byte_ids(inner: tokenizers.Tokenizer, description: dict[str, Any]) -> frozenset[int]:

@@ -212,17 +212,19 @@ def test_a_completion_with_echo_and_logprobs_has_those_of_its_prompt() -> None:
         ([5], "messages[0]"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": None}], "messages[0].content"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "image_url"}]}],
          "messages[1].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]"),
     ],
 )  # fmt: skip
 def test_a_wrong_message_names_its_place(messages: Any, param: str) -> None:
     assert refused(chat, messages=messages).param == param
+    assert refused(bodies.parse_tokenize, msgspec.json.encode({"messages": messages})).param == param
 
 
 def test_a_missing_field_is_named() -> None:
@@ -255,21 +257,15 @@ def test_what_is_wrong_with_the_json_is_told(raw: bytes, says: str) -> None:
     assert says in refused(bodies.parse_completion, raw).message
 
 
-def test_messages_become_role_and_text() -> None:
-    ask = chat(
-        messages=[
-            {"role": "developer", "content": "be brief", "name": "boss"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": None},
-        ]
-    )
-
-    (messages,) = ask.prompts
-    assert messages == [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "ab"},
-        {"role": "assistant", "content": ""},
+def test_messages_reach_the_template_with_all_their_fields() -> None:
+    messages = [
+        {"role": "developer", "content": "be brief", "name": "boss"},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}], "weight": 0.5},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "refusal": None},
+        {"role": "tool", "content": "b", "tool_call_id": "1"},
     ]
+
+    assert chat(messages=messages).prompts == (messages,)
 
 
 def test_both_names_of_max_tokens_mean_the_same() -> None:
