@@ -7,6 +7,7 @@ docs/how-to/own-model.md.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -14,33 +15,33 @@ from typing import Any
 from mooncake_lite.errors import ModelError
 
 _SHARED: dict[str, tuple[Any, ...]] = {
-    "attention_chunk_size": (),
-    "decoder": (),
-    "generator": (),
+    "attention_chunk_size": (None,),
+    "decoder": (None,),
+    "generator": (None,),
     "is_causal": (True,),
     "is_encoder_decoder": (False,),
-    "kv_sharing_modes": (),
-    "partial_rotary_factor": (1,),
-    "per_layer_config": ({},),
-    "pruned_heads": ({},),
-    "text_config": (),
-    "text_encoder": (),
-    "transformers_weights": ("model.safetensors",),
+    "kv_sharing_modes": (None,),
+    "partial_rotary_factor": (None, 1),
+    "per_layer_config": (None, {}),
+    "pruned_heads": (None, {}),
+    "text_config": (None,),
+    "text_encoder": (None,),
+    "transformers_weights": (None, "model.safetensors"),
 }
 """key -> values without effect. All classes of transformers have these, or the code that they share reads
-them."""
+them. is_causal has an effect there even as null."""
 
 _OF_OTHER_FAMILIES: dict[str, tuple[Any, ...]] = {
-    "attention_multiplier": (),
-    "attn_logit_softcapping": (),
-    "clip_qkv": (),
-    "embedding_multiplier": (1,),
-    "final_logit_softcapping": (),
-    "logit_scale": (1,),
-    "logits_scaling": (1,),
-    "no_rope_layers": ([],),
-    "query_pre_attn_scalar": (),
-    "residual_multiplier": (1,),
+    "attention_multiplier": (None,),
+    "attn_logit_softcapping": (None,),
+    "clip_qkv": (None,),
+    "embedding_multiplier": (None, 1),
+    "final_logit_softcapping": (None,),
+    "logit_scale": (None, 1),
+    "logits_scaling": (None, 1),
+    "no_rope_layers": (None, []),
+    "query_pre_attn_scalar": (None,),
+    "residual_multiplier": (None, 1),
 }
 """The same, of Gemma, Granite, Cohere and others. In our families transformers ignores these. A folder that
 has them was made for other code, and its answers would be worse here without a word."""
@@ -49,9 +50,10 @@ NEUTRAL = _SHARED | _OF_OTHER_FAMILIES
 
 
 def refuse_unread(named: dict[str, Any], path: Path) -> None:
-    """Raise ModelError when `named`, of the file at `path`, has such a key with an effect; null has none."""
+    """Raise ModelError when `named`, of the file at `path`, has such a key with an effect."""
     for key, neutral in NEUTRAL.items():
-        value = named.get(key)
-        if value is not None and value not in neutral:
-            supported = f"; supported is {reprlib.repr(neutral[0])}" if neutral else ""
-            raise ModelError(f"{path}: {key}={reprlib.repr(value)} is not supported{supported}")
+        if key in named and named[key] not in neutral:
+            supported = " or ".join(json.dumps(value) for value in neutral)
+            raise ModelError(
+                f"{path}: {key}={reprlib.repr(named[key])} is not supported; supported is {supported}"
+            )
