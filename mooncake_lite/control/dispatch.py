@@ -271,8 +271,7 @@ class Dispatcher:
     def _loads_ended(self, record: RequestRecord, now: float) -> None:
         """Continue with a request whose loads from SSD have all ended."""
         if record.stage is Stage.CANCELLED:
-            self._requests.move(record, Step.DROP)
-            self._requests.end(record, "cancelled", now)
+            self._requests.finish(record, now)
         elif record.request_id not in self._state:
             self._requests.lose(record, "the rank that would compute it is lost", now)
         elif record.bad_blocks or not self._requests.is_sound(record):  # misses now: look the prefix up again
