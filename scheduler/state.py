@@ -121,7 +121,7 @@ class State:
             self.decodes = dict(sorted(self.decodes.items()))
             self.decode_slots += slots
             self._free_decode_slots += slots
-            self.held.slots.add(slots)
+            self.held.change_slots(slots)
         self.freed_slots += 1
         self._make_columns()
 
@@ -142,7 +142,7 @@ class State:
         if (decode := self.decodes.pop(instance, None)) is not None:
             self.decode_slots -= decode.slots
             self._free_decode_slots -= decode.slots
-            self.held.remove_slots(decode.slots)
+            self.held.change_slots(-decode.slots)
         for key, holder, tier in self.pages.places():
             if holder == instance:
                 self.pages.removed(key, holder, tier)
