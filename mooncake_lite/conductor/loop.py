@@ -403,12 +403,7 @@ class ConductorRole:
         return None
 
     def _answer_command(self, effect: fx.AnswerCommand) -> None:
-        """Send the answer of a command. Abandon the command if that fails."""
-        peer, answer = self._answers.answer(effect)
-        if not self._reply(peer, answer):
-            abandoned = self._answers.abandon(effect.command)
-            if abandoned is not None:
-                self._unsent.append(abandoned)
+        self._unsent += self._answers.answer(effect, self._reply)
 
     def _answer_explain(self, peer: str, query: m.Explain) -> None:
         explanation = self.decisions.explain(query.request)

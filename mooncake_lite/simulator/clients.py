@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Literal
 
@@ -37,9 +38,7 @@ OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finish
 """How a request may end, and what its client is told before."""
 
 
-ToClient = (
-    fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Release | fx.Moved | fx.Branched | fx.AnswerCommand
-)  # fmt: skip
+ToClient = fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Release | fx.Moved | fx.Branched
 """Effects that a client hears of."""
 
 
@@ -49,6 +48,7 @@ class Clients:
     _open          requests that were sent and have not ended, and branches that go on alone
     last_sent_s    when the latest request was sent
     _commands      number of each pool command -> how often it has ended
+    _killed        those that were killed; _takes: how many answers each takes before that
     _alone         request -> its branches that go on as requests of their own
     _gateways      that were started so far; the last one lives
     """
@@ -59,7 +59,8 @@ class Clients:
         self._block_tokens = world.shape.layout.block_tokens
         self._left, self._open = source.num_requests, 0
         self._commands: dict[int, int] = {}
-        self._abandoned: set[int] = set()
+        self._killed: set[int] = set()
+        self._takes: dict[int, float] = {}
         self._alone: dict[str, list[Request]] = {}
         self._gateways = 1
         self.last_sent_s = 0.0
@@ -69,7 +70,7 @@ class Clients:
         """Return whether all requests and all commands have come and ended."""
         if self._left or self._open:
             return False
-        return all(self._commands[n] or n in self._abandoned for n in self._commands)
+        return all(self._commands[n] or n in self._killed for n in self._commands)
 
     @property
     def all_sent(self) -> bool:
@@ -162,29 +163,18 @@ class Clients:
         if what in ("get", "rm", "pin") and request.keys:
             keys = [random.choice(request.keys)] if what == "get" else request.keys[: random.randint(1, 3)]
         soft_s = random.choice((0.0, 5.0)) if what == "pin" else 0.0
+        forced, hard = random.random() < 0.5, what == "pin" and random.random() < 0.1
         world.from_clients(
-            ev.PoolCommand(
-                number,
-                what,
-                keys,
-                force=random.random() < 0.5,
-                hard=what == "pin" and random.random() < 0.1,
-                soft_s=soft_s,
-            )
+            m.PoolQuery(what, keys=keys, force=forced, hard=hard, soft_s=soft_s, number=number)
         )
-        if random.random() < world.faults.abandoned:
-            world.clock.after(random.random(), lambda: self._abandon(number))
-
-    def _abandon(self, number: int) -> None:
-        self._abandoned.add(number)
-        self._world.from_clients(ev.CommandAbandoned(number))
+        self._takes[number] = random.randrange(3) if random.random() < world.faults.killed else inf
 
     def take_over(self, news: NewTerm) -> None:
         """Send open requests to a new conductor again, with what their clients have."""
         world = self._world
         for number, ended in self._commands.items():
             if not ended:
-                self._abandoned.add(number)
+                self._killed.add(number)
         world.from_clients(ev.GatewayReady(self.gateway))
         for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
             if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
@@ -343,12 +333,19 @@ class Clients:
         so_far = [*prompt, *answer]
         return digests_of(so_far)[size - 1 :: size], block_digests(so_far, size)
 
+    def answered(self, peer: str, answer: m.Message) -> bool:
+        """Take an answer of a pool command. False: it was killed, and its connection is gone."""
+        number = int(peer.removeprefix("pool-"))
+        assert self._commands[number] == 0, f"command {number} has ended"
+        self._takes[number] -= 1
+        if self._takes[number] < 0:
+            self._killed.add(number)
+            return False
+        self._commands[number] += isinstance(answer, m.PoolEnded)
+        return True
+
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
-        if isinstance(effect, fx.AnswerCommand):
-            assert self._commands[effect.command] == 0, f"command {effect.command} has ended"
-            self._commands[effect.command] += effect.ended
-            return
         requests = self._world.requests
         request = requests[effect.request_id]
         if isinstance(effect, fx.Branched):
@@ -412,7 +409,7 @@ class Clients:
             assert poison.answered * whole <= got <= poison.answered, f"{got} tokens with {poison}"
 
     def check_ends(self) -> None:
-        """Assert that every request has had one end, and every command that was not abandoned."""
+        """Assert that every request has had one end, and every command that was not killed."""
         world = self._world
         for request in self._arrived(world.requests.values()):
             if world.exact and "#" not in request.request_id and world.stopped is None:
@@ -428,7 +425,7 @@ class Clients:
             assert world.stopped.lost or "asked to" in world.stopped.reason
             return
         for number, ended in self._commands.items():
-            assert ended or number in self._abandoned, f"command {number} has no end"
+            assert ended or number in self._killed, f"command {number} has no end"
 
     def _arrived(self, requests: Iterable[Request]) -> list[Request]:
         """Return the requests that reached the control plane, if it has stopped the last one, before."""

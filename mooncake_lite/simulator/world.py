@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.open_bodies import OpenBodies
+from mooncake_lite.conductor.pool_answers import PoolAnswers
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -103,6 +104,7 @@ class World(Post):
         self.control = Control(self.shape.config)
         layout = self.shape.layout
         self.memory = Memory(layout.layers, layout.nbytes)
+        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
         self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
         self.exact = setting.exact
         self.custody = Custody(
@@ -122,7 +124,7 @@ class World(Post):
         self._most_passes = most_passes
         self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
-        self._unsent: deque[ev.Undelivered] = deque()
+        self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         self._recalls: Counter[str] = Counter()
         self.conductors = Succession(self)
         self.dead: set[int] = set()
@@ -232,6 +234,8 @@ class World(Post):
             ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
             self.bodies.add(replace(message, request=ends))
             return message.request
+        if isinstance(message, m.PoolQuery):
+            return self._answers.command(f"pool-{message.number}", message)
         if isinstance(message, m.Report):
             self.bodies.keep(message)
             return message.event
@@ -304,6 +308,7 @@ class World(Post):
 
     def forget_conductor(self) -> None:
         """Forget what only the conductor knew that has just died."""
+        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
         self._visible.clear()
         self._unsent.clear()
         self._heard.clear()
@@ -358,7 +363,9 @@ class World(Post):
                 self.kill(effect.rank, ended=True, why=f"failed: {effect.reason}")
             case fx.MarkLost():
                 pass
-            case fx.Reject() | fx.Fail() | fx.AnswerCommand():
+            case fx.AnswerCommand():
+                self._unsent += self._answers.answer(effect, self.clients.answered)
+            case fx.Reject() | fx.Fail():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
                     self._check_failure(effect)
                 self.clients.on(effect)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mooncake_lite.conductor.pool_answers import PoolAnswers
 from mooncake_lite.conductor.recording import Digester, Recorder
 from mooncake_lite.config.modes import MODES
 from mooncake_lite.control import Control
@@ -381,6 +382,23 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
 
     with pytest.raises(WorldFailure):
         run_all((22, 0, 47, 88, 121, 300, 13, 36, 85, 79, *range(150)), DEATHS)  # the first ones tell all
+
+
+ANSWER = PoolAnswers.answer
+
+
+def all_answers_have_a_sender(self: PoolAnswers, effect: Any, send: Any) -> Any:
+    assert effect.command in self._open, "the sender of this command was gone before"
+    return ANSWER(self, effect, send)
+
+
+def test_a_world_in_which_pool_commands_are_killed_notices_that_one_is_answered_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PoolAnswers, "answer", all_answers_have_a_sender)
+    faults = replace(Faults.none(), command=0.5, killed=0.5)
+    with pytest.raises(WorldFailure, match="the sender of this command was gone before"):
+        run_all(range(20), faults)
 
 
 NOTE_TOKENS = progress._tokens
