@@ -106,8 +106,6 @@ class ConductorRole:
             m.RankHello: self._read_rank_hello,
             m.Submit: self._read_submit,
             m.Report: self._read_report,
-            m.ChunkStored: self._read_chunk_stored,
-            m.PutsEnded: self._read_puts_ended,
             m.PoolQuery: self._read_pool_query,
             m.MetricsRequest: self._answer_metrics,
             m.Explain: self._answer_explain,
@@ -148,7 +146,7 @@ class ConductorRole:
         for peer, message in received:
             event = self._read(peer, message)
             if event is not None:
-                self.apply(event)
+                self.apply(event, message)
         if self._clock() >= self._wake_at:
             self._wake_at = float("inf")
             self.apply(ev.Tick())
@@ -164,13 +162,16 @@ class ConductorRole:
         if self._recorder is not None:
             self._recorder.close()
 
-    def apply(self, event: ev.Event) -> None:
-        """Apply an event and carry out its effects. Orders that cannot be sent become further events."""
+    def apply(self, event: ev.Event, message: m.Message | None = None) -> None:
+        """Apply the event of a message and carry out its effects. Unsent orders become further events."""
         todo: deque[ev.Event] = deque([event])
         while todo and self.stop is None:
             event = todo.popleft()
             now = self._clock()
             effects = self._on(event, now)
+            if message is not None and self.control.took:
+                self._keep(message)
+            message = None
             self._predictions.on(event, effects, now)
             if self._stream is not None:
                 self._stream.publish(effects)
@@ -311,24 +312,27 @@ class ConductorRole:
         return submit.request
 
     def _read_report(self, peer: str, report: m.Report) -> ev.Event | None:
-        """Keep the tokens of a report, and describe its blocks to listeners."""
-        event = report.event
-        if self._stream is not None and isinstance(event, m.PutsWanted):
-            self._stream.on_puts_wanted(report)
-        elif self._stream is not None and isinstance(event, m.PrefillEnded):
-            body = self.bodies.current(event)
-            if body is not None:
-                self._stream.describe(*body.stored_blocks(self.config.block_size))
-        self.bodies.keep(report)
-        return event
+        """Have a rank killed that sends other tokens than it says, as the control plane does for lengths."""
+        event, problem = report.event, self.bodies.problem_of(report)
+        if not problem:
+            return event
+        if isinstance(event, ev.RankEvent):
+            self._to_steward(fx.EndRank(event.rank, f"sent a malformed {type(event).__name__}: {problem}"))
+        return None
 
-    def _read_chunk_stored(self, peer: str, stored: m.ChunkStored) -> ev.Event | None:
-        """Describe blocks to listeners."""
-        body, count = self.bodies.current(stored), len(stored.checksums)
-        if self._stream is not None and body is not None and 0 <= stored.first <= body.stored - count:
-            size = self.config.block_size
-            self._stream.describe(*body.stored_blocks(size, stored.first, count))
-        return stored
+    def _keep(self, message: m.Message) -> None:
+        """Keep the tokens of a message that the control plane took, and describe its blocks to listeners."""
+        event = message.event if isinstance(message, m.Report) else message
+        if self._stream is not None and isinstance(event, m.ChunkStored | m.PrefillEnded):
+            chunk = (event.first, len(event.checksums)) if isinstance(event, m.ChunkStored) else ()
+            blocks = self.bodies[event.request_id].stored_blocks(self.config.block_size, *chunk)
+            self._stream.describe(*blocks)
+        elif self._stream is not None and isinstance(event, m.PutsEnded):
+            self._stream.on_puts_ended(event)
+        elif self._stream is not None and isinstance(message, m.Report):
+            self._stream.on_puts_wanted(message)
+        if isinstance(message, m.Report):
+            self.bodies.keep(message)
 
     def _decided(self, effect: fx.Decided) -> None:
         self.decisions.placed(effect.request_id)
@@ -385,11 +389,6 @@ class ConductorRole:
         return self.bodies.message_of(order)
 
     # ------------------------------------------------------------------------------ the pool
-
-    def _read_puts_ended(self, peer: str, ended: m.PutsEnded) -> ev.Event | None:
-        if self._stream is not None:
-            self._stream.on_puts_ended(ended)
-        return ended
 
     def _read_pool_query(self, peer: str, query: m.PoolQuery) -> ev.Event | None:
         """Answer or pass on a query. A gateway may reset the cache of a cluster that keeps none."""

@@ -222,13 +222,12 @@ class World(Post):
 
         stale   it is of an earlier attempt, or of another start of a rank, and changes nothing
         """
-        event = self._event_of(message)
-        self._apply(event, stale=stale)
+        self._apply(self._event_of(message), message, stale=stale)
         while self._unsent:
             self._apply(self._unsent.popleft())
 
     def _event_of(self, message: m.Message) -> ev.Event:
-        """Return the event of a message. Tokens and the like are kept, as the conductor role does."""
+        """Return the event of a message. The body of a request is kept, as the conductor role does."""
         if isinstance(message, m.Submit):
             most = self.requests[message.request.request_id].most_tokens
             ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
@@ -237,12 +236,11 @@ class World(Post):
         if isinstance(message, m.PoolQuery):
             return self._answers.command(f"pool-{message.number}", message)
         if isinstance(message, m.Report):
-            self.bodies.keep(message)
             return message.event
         assert isinstance(message, ev.Event)
         return message
 
-    def _apply(self, event: ev.Event, *, stale: bool = False) -> None:
+    def _apply(self, event: ev.Event, message: m.Message | None = None, *, stale: bool = False) -> None:
         now = self.clock.now
         self.num_events += 1
         if not stale and self.stopped is None:
@@ -252,6 +250,8 @@ class World(Post):
         self.trace.append((now, event, ()))
         waiting, is_new = self.control.state.num_waiting, self._is_new(event)
         effects = self.control.on(event, now)
+        if isinstance(message, m.Report) and self.control.took:
+            self.bodies.keep(message)
         self.trace[-1] = now, event, effects
         if self._observe is not None:
             self._observe(event, now, effects)

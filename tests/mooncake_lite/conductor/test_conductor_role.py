@@ -69,7 +69,8 @@ class Cluster:
         body = self.role.bodies[name]
         if kind is m.DecodeEnded:
             self.tell("gateway-0", m.AnswerReceived(body.client_id, more.get("branch", body.body.branch)))
-        return self.tell(f"rank-{rank}", kind(rank, 0, name, body.attempt, *fields, **more))
+        attempt = self.role.control.requests[name].attempt
+        return self.tell(f"rank-{rank}", kind(rank, 0, name, attempt, *fields, **more))
 
     def recalled(self, recall: m.Recall, *answers: list[int]) -> list[Any]:
         """Deliver what the client of a gateway has, of each branch that it is asked about."""
