@@ -291,6 +291,8 @@ class ConductorRole:
                 self.hub.send(f"rank-{rank}", effect)
         self.gateways.lose_rank(effect.rank, effect.reason)
         self.metrics.lose_rank(effect.rank)
+        if self._stream is not None:
+            self._stream.lose(effect.rank)
         print(f"mooncake-lite: {effect.reason}; the others go on", file=sys.stderr, flush=True)
         self._tell_status()
 
@@ -376,17 +378,14 @@ class ConductorRole:
     def _order(self, order: fx.Order) -> None:
         """Send an order to its rank. If that fails, the control plane receives Undelivered."""
         try:
-            sent = self.hub.send(f"rank-{order.rank}", self._message_of(order))
+            sent = self.hub.send(f"rank-{order.rank}", self.bodies.message_of(order))
             problem = "" if sent else f"rank {order.rank} cannot be reached"
         except WireError as error:
             problem = str(error)
         if problem:
             self._unsent.append(ev.Undelivered(order, problem))
-
-    def _message_of(self, order: fx.Order) -> m.Message:
-        if isinstance(order, fx.GrantPuts) and self._stream is not None:
+        elif isinstance(order, fx.GrantPuts) and self._stream is not None:
             self._stream.on_granted(order)
-        return self.bodies.message_of(order)
 
     # ------------------------------------------------------------------------------ the pool
 
