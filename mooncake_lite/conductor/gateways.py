@@ -54,6 +54,7 @@ class Gateways:
     def lose(self, gateway: str) -> None:
         """Forget a gateway that has ended."""
         self._hello.pop(gateway, None)
+        self._introduced = {pair for pair in self._introduced if pair[1] != gateway}
 
     def greet(self, hello: GatewayHello) -> bool:
         """Add a gateway, or update its endpoints. Returns whether every rank can reach it."""

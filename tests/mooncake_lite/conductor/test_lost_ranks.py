@@ -289,6 +289,16 @@ def test_requests_of_a_lost_gateway_are_cancelled_and_those_of_the_next_one_are_
     assert job.body.gateway == "gateway-1"
 
 
+def test_introductions_of_lost_gateways_are_forgotten() -> None:
+    cluster = Cluster()
+    for number in (1, 2, 3):
+        cluster.tell("steward", ev.GatewayLost(f"gateway-{number - 1}", "the gateway ended", False))
+        name = f"gateway-{number}"
+        sent = cluster.tell(name, m.GatewayHello(name, [f"ipc://{number}"]))
+        assert sent.count(m.GatewayAt(name, f"ipc://{number}")) == 3
+        assert len(cluster.role.gateways._introduced) == 3
+
+
 def test_the_final_loss_of_a_gateway_ends_the_cluster() -> None:
     cluster = Cluster()
     gateway_lost(cluster, final=True)
