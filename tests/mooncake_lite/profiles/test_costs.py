@@ -60,12 +60,12 @@ def test_every_section_gives_its_costs_scaled_and_what_is_missing_is_guessed(tmp
     assert (only_passes.transfer, only_passes.load) == (CostConfig().transfer, CostConfig().load)
 
     whole = PrefillSection(CHUNK_TOKENS, PrefillCost(0.1, 1e-3, 1e-7, 1e-5), FitError(0.0, 0.0), [])
-    profile = profile.with_section("prefill", whole).with_section("moves", MovesSection(near_bytes_per_s=7e9))
+    profile = profile.with_section("prefill", whole).with_section("moves", MovesSection(far_bytes_per_s=7e9))
     profile = profile.with_section("compute", msgspec.structs.replace(profile.compute, time_scale=0.5))
     found = costs_of(profile)
     assert found.prefill.seconds(1000, 500) == pytest.approx(0.5 * whole.fit.seconds(1000, 500))
     assert found.decode.step_s(4, 0) == pytest.approx(0.5 * (2e-3 + 4e-4))
-    assert found.transfer.near_bytes_per_s == 7e9
+    assert found.transfer.far_bytes_per_s == 7e9
     assert found.load == CostConfig().load
 
 
@@ -171,7 +171,7 @@ def test_decode_takes_what_the_paper_has_measured() -> None:
 
 def test_moving_40_gb_takes_what_46_gb_per_s_takes() -> None:
     costs = costs_of(paper())
-    assert costs.transfer.seconds(40e9, True) == pytest.approx(40 / 46, rel=0.01)
+    assert costs.transfer.seconds(40e9) == pytest.approx(40 / 46, rel=0.01)
     assert costs.load.seconds("dram", 40e9) == pytest.approx(40 / 46, rel=0.01)
 
 
