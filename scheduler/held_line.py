@@ -63,7 +63,7 @@ class HeldLine:
             self._by_length.add(request.request_id, length, front=front)
 
     def head(self) -> Request | None:
-        """Return the request whose turn it is; None: none waits, or those that wait have no turn yet."""
+        """Return the request whose turn it is; None if none waits, or if all have to wait longer."""
         name = self._line.head()
         if name is None:
             return None

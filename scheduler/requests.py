@@ -120,7 +120,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """Refuse a request before any work is spent on it (HTTP 429)."""
+    """Refuse a request, before its prefill or after it: HTTP 429, or 503 when no rank is left for a duty."""
 
     request_id: str
     reason: str

@@ -24,7 +24,7 @@ Rules. A method asserts what its caller owes; `check()` asserts the rest, and te
                    books do not know the pool.
   One key          A held request keeps its key when it is placed, so a queue counts each request once.
                    on_leave() may change the keys of others, but never the key FIRST.
-  Lost instances   remove_instance() wants every request forgotten, or moved, that needs the instance.
+  Lost instances   The caller forgets or moves all requests that need an instance before remove_instance().
   Forgetting       forget() accepts any id. A request that pauses between two tries is in none of these books.
   Columns          They repeat the books and change in the same call, because policies compare columns.
 """

@@ -284,7 +284,7 @@ class Requests:
             self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
 
     def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
-        """Let a request go on elsewhere whose order was not sent."""
+        """Lose a request whose order was not sent, so that it goes on elsewhere."""
         record = self.working(order)
         if record is not None:
             self.lose(record, reason, now)

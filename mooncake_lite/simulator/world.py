@@ -1,6 +1,6 @@
 """A world for the control plane and the computing ranks: virtual time, and faults drawn with a seed.
 
-Run by tests (tests/mooncake_lite/control) and by `experiment.py`. The control plane and the computing ranks
+Run by tests (tests/mooncake_lite/control) and by `play.py`. The control plane and the computing ranks
 are those that serve. Engines, transfers, store ranks and clients are modelled, and assert what real ones rely
 on.
 Explained in docs/explain/control.md.

@@ -34,7 +34,7 @@ Fixed costs and noise are a larger part of smaller measurements. Any values of t
 class CostConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The costs before any correction: plain data, part of ControlConfig and of every recording.
 
-    is_guess   nothing was measured: the defaults, which shape Retry-After only
+    is_guess   nothing was measured: placement compares defaults, and no request is refused because of them
     """
 
     prefill: PrefillCost = PrefillCost(0.0, 0.005)

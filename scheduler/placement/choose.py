@@ -40,8 +40,8 @@ class Candidate(msgspec.Struct, frozen=True):
 def choose(policy: Policy, state: State, request: Request, now: float) -> Placement | Wait | Rejection:
     """Choose the least score among the instances with a free decode slot.
 
-    Of equal ones that which decodes fewest itself, then the lowest number. `Wait`: there is no place now.
-    `Rejection`: there will be none.
+    Of instances with equal scores, the one that decodes the fewest sequences itself is chosen, and then the
+    one with the lowest number. `Wait`: there is no place now. `Rejection`: there will be none.
     """
     found = compare(policy, state, request, now)
     return found.placement(request) if isinstance(found, Comparison) else found
@@ -70,7 +70,7 @@ def compare(policy: Policy, state: State, request: Request, now: float) -> Compa
 
 
 def other_decode(state: State, request_id: str, *, must: bool = False) -> tuple[int, float] | None:
-    """Find a better decode instance for a request whose prefill has ended, and its time between tokens there.
+    """Find a better decode instance than the one that a request has, and its time between tokens there.
 
     must   its own instance is lost, so that any other one with free slots is better
 
