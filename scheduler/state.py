@@ -42,7 +42,7 @@ from scheduler.costs import CostConfig, Costs
 from scheduler.decode_load import DecodeLoad
 from scheduler.flows import Flows
 from scheduler.held_line import HeldLine
-from scheduler.instances import DUTIES, DecodeInstance, Placed, PrefillInstance
+from scheduler.instances import DUTIES_OF_INSTANCES, DecodeInstance, Placed, PrefillInstance
 from scheduler.line import FIRST
 from scheduler.prefix_index import PrefixIndex
 from scheduler.queues import FCFS, Queue
@@ -108,7 +108,7 @@ class State:
         An instance whose duties have different numbers of slots is added once per duty.
         """
         wanted = frozenset(duties)
-        assert wanted in DUTIES, f"instance {instance} has duties {sorted(wanted)}"
+        assert wanted in DUTIES_OF_INSTANCES, f"instance {instance} has duties {sorted(wanted)}"
         assert slots >= 1, f"instance {instance} has {slots} slots"
         if "prefill" in wanted:
             assert instance not in self.prefills, f"instance {instance} prefills already"
@@ -195,7 +195,7 @@ class State:
     def queue_s(self, now: float) -> np.ndarray:
         """Predict the seconds until each prefill instance could begin another prefill, by row."""
         columns = self.prefill_columns
-        waiting_s = self.costs.queue_s(columns.instance, columns.waiting_s)
+        waiting_s = self.costs.slot_s(columns.instance, columns.waiting_s)
         return np.maximum(columns.ends_s - now, 0.0) + waiting_s  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------ the held line
@@ -259,7 +259,7 @@ class State:
         assert len(prefill.running) < prefill.slots, f"prefill instance {prefill.instance} has no free slot"
         self._leave_queue(prefill, placed)
         prefill.pending_tokens += placed.uncached_tokens
-        prefill.start(request_id, float(self.costs.queue_s(prefill.instance, placed.prefill_s)), now)
+        prefill.start(request_id, float(self.costs.slot_s(prefill.instance, placed.prefill_s)), now)
         self.prefill_columns.show(prefill)
         self._deferred.pop(request_id, None)
         self._stop_waiting(placed.request, started=True)

@@ -162,13 +162,13 @@ class Requests:
 
     def _is_lost(self, record: RequestRecord) -> bool:
         """Tell whether a rank that a request needs is lost: its own, its next one, or one with its KV."""
-        needed = {record.worker, record.prefill, record.decode} | {ref.rank for ref in record.reads}
+        needed = {record.worker, record.prefill, record.decode} | {ref.rank for ref in record.places}
         return record.stage is Stage.ENDING or not needed.isdisjoint(self._members.lost)
 
     def is_sound(self, record: RequestRecord) -> bool:
         """Tell whether the place of a request and all that it reads or writes are still there."""
         is_there = self._directory.has
-        return record.request_id in self._state and all(is_there(ref.object_id) for ref in record.reads)
+        return record.request_id in self._state and all(is_there(ref.object_id) for ref in record.places)
 
     def _recall(self, record: RequestRecord, reason: str, now: float) -> None:
         """Ask the gateway of a request what its client has, again and again until it answers."""

@@ -37,7 +37,7 @@ from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, Post
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stage_rank import StageModel
 from mooncake_lite.simulator.store_rank import StoreModel
-from mooncake_lite.simulator.succession import Succession
+from mooncake_lite.simulator.succession import Conductors
 from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
 from mooncake_lite.workloads.metrics import COMPLETED, FAILED, REJECTED, Record
@@ -126,7 +126,7 @@ class World(Post):
         self._alarm = 0
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         self._recalls: Counter[str] = Counter()
-        self.conductors = Succession(self)
+        self.conductors = Conductors(self)
         self.dead: set[int] = set()
         self._unreachable: set[int] = set()
         self._heard: dict[str, list[m.Message]] = {}

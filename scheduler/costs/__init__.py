@@ -89,7 +89,7 @@ class Costs:
         """Predict the computing of a prompt with a cached prefix. See PrefillCost.seconds."""
         return self._prefill.of(instance) * self.config.prefill.seconds(num_tokens, cached)
 
-    def queue_s(self, instance: Column, pending_s: Column) -> Any:
+    def slot_s(self, instance: Column, pending_s: Column) -> Any:
         """Predict for how long requests take a prefill slot, from the seconds of their prefills.
 
         pending_s   on an instance; see PrefillInstance.waiting_s

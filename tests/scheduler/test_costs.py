@@ -93,14 +93,14 @@ def test_columns_give_what_their_numbers_give() -> None:
     nbytes = np.arange(6) * 10**6
     columns = {
         "prefill": costs.prefill_s(instances, 8192, cached),
-        "queue": costs.queue_s(instances, cached.astype(float)),
+        "queue": costs.slot_s(instances, cached.astype(float)),
         "tbt": costs.tbt_s(instances, batch, cached, 100, 2),
         "transfer": costs.transfer_s(instances, nbytes, batch),
         "fetch": costs.fetch_s(instances, nbytes, 2 * nbytes, batch, nbytes),
     }
     for at in range(6):
         assert columns["prefill"][at] == pytest.approx(costs.prefill_s(at, 8192, 512 * at))
-        assert columns["queue"][at] == pytest.approx(costs.queue_s(at, 512.0 * at))
+        assert columns["queue"][at] == pytest.approx(costs.slot_s(at, 512.0 * at))
         assert columns["tbt"][at] == pytest.approx(costs.tbt_s(at, at, 512 * at, 100, 2))
         assert columns["transfer"][at] == pytest.approx(costs.transfer_s(at, at * 10**6, at))
         assert columns["fetch"][at] == pytest.approx(
@@ -287,5 +287,5 @@ def test_of_an_answer_that_has_begun_only_the_rest_is_predicted() -> None:
 def test_one_stall_makes_the_queue_eight_times_as_long_at_most() -> None:
     costs = Costs(CostConfig(prefill=PrefillCost(0.0, 0.001), is_guess=False))
     costs.measured_slot(1000, 0, 1.0, 3600.0)
-    assert costs.queue_s(1, 1.0) == pytest.approx(LIMIT)
+    assert costs.slot_s(1, 1.0) == pytest.approx(LIMIT)
     assert costs.held_s(1.0) == pytest.approx(LIMIT)

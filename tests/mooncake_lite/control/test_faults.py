@@ -40,7 +40,7 @@ from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
 from scheduler.instance import faults, progress
 from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE
-from scheduler.placement import Comparison
+from scheduler.placement import Compared
 from store.adoption import Adoption
 from store.directory import Directory
 from store.quarantine import Quarantine
@@ -328,7 +328,7 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "withheld tokens are never released": (Reports, "_release", skip),
     "the queue has no bound": (BoundedQueue, "on_arrival", skip),
     "reports of pages are forgotten": (State, "note_pages", skip),
-    "any rank may decode": (Comparison, "_decode_of", lambda self, row: self._fastest),
+    "any rank may decode": (Compared, "_decode_of", lambda self, row: self._fastest),
     "prefill and decode ranks are confused": (
         Dispatcher,
         "_ranks_of",

@@ -14,7 +14,7 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles import costs as profile_costs
 from mooncake_lite.profiles import file as profile_file
-from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, Terms
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassTerms
 from mooncake_lite.profiles.costs import costs_of, serving_costs
 from mooncake_lite.profiles.file import (
     SHIPPED,
@@ -70,7 +70,7 @@ def test_every_section_gives_its_costs_scaled_and_what_is_missing_is_guessed(tmp
 
 
 def test_a_prompt_in_chunks_pays_a_base_for_each() -> None:
-    cost = profile_costs.in_chunks(ComputeCost(Terms(0.01, 1e-3, 1e-6), Terms(0.0, 0.0, 0.0)))
+    cost = profile_costs.in_chunks(ComputeCost(PassTerms(0.01, 1e-3, 1e-6), PassTerms(0.0, 0.0, 0.0)))
     assert cost.seconds(10 * CHUNK_TOKENS, 0) == pytest.approx(
         11 * 0.01 + 2.56 + 1e-6 * 2560 * 2561 / 2, rel=1e-9
     )
