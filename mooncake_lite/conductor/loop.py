@@ -119,7 +119,6 @@ class ConductorRole:
             fx.Forget: self._forget,
             fx.Decided: self._decided,
             fx.Release: self._to_gateway,
-            fx.Moved: lambda effect: None,
             fx.Branched: self.bodies.branched,
             fx.Recall: self._recall,
             fx.MarkLost: self._mark_lost,
@@ -128,8 +127,7 @@ class ConductorRole:
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
             fx.Stop: self._stop,
-            BlockStored: lambda effect: None,
-            BlockRemoved: lambda effect: None,
+            **dict.fromkeys((fx.Moved, BlockStored, BlockRemoved), lambda effect: None),
         }
 
     # ------------------------------------------------------------------------------ the loop

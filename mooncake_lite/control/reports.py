@@ -166,10 +166,8 @@ class Reports:
     def on_preempted(self, preempted: ev.Preempted | ev.Swapped, now: float) -> None:
         """Hold a branch again, ahead of the others. Without KV that the pool keeps, it is prefilled again."""
         record = self._requests.current(preempted, Step.PREEMPT, Step.DROP)
-        if record is None:
-            return
-        if preempted.branch not in record.branches:
-            self._requests.ignored += 1
+        if record is None or preempted.branch not in record.branches:
+            self._requests.ignored += record is not None
             return
         record.resumed = True  # it ran, so its client has a token
         kept = self._swaps.end(preempted, now)

@@ -47,8 +47,7 @@ class Clients:
 
     _open          requests that were sent and have not ended, and branches that go on alone
     last_sent_s    when the latest request was sent
-    _commands      number of each pool command -> how often it has ended
-    _killed        those that were killed; _takes: how many answers each takes before that
+    _commands      number of each pool command -> answers until it is killed; 0: it has ended, or is killed
     _alone         request -> its branches that go on as requests of their own
     _gateways      that were started so far; the last one lives
     """
@@ -58,9 +57,7 @@ class Clients:
         self._withholds = ADMISSIONS[world.shape.config.admission]().withholds
         self._block_tokens = world.shape.layout.block_tokens
         self._left, self._open = source.num_requests, 0
-        self._commands: dict[int, int] = {}
-        self._killed: set[int] = set()
-        self._takes: dict[int, float] = {}
+        self._commands: dict[int, float] = {}
         self._alone: dict[str, list[Request]] = {}
         self._gateways = 1
         self.last_sent_s = 0.0
@@ -68,9 +65,7 @@ class Clients:
     @property
     def done(self) -> bool:
         """Return whether all requests and all commands have come and ended."""
-        if self._left or self._open:
-            return False
-        return all(self._commands[n] or n in self._killed for n in self._commands)
+        return not (self._left or self._open or any(self._commands.values()))
 
     @property
     def all_sent(self) -> bool:
@@ -157,7 +152,6 @@ class Clients:
         """Send a pool command, mostly about blocks of a request that is being served."""
         world, random = self._world, self._random
         number = len(self._commands) + 1
-        self._commands[number] = 0
         what = random.choice(COMMANDS)
         keys: list[int] = []
         if what in ("get", "rm", "pin") and request.keys:
@@ -167,14 +161,12 @@ class Clients:
         world.from_clients(
             m.PoolQuery(what, keys=keys, force=forced, hard=hard, soft_s=soft_s, number=number)
         )
-        self._takes[number] = random.randrange(3) if random.random() < world.faults.killed else inf
+        self._commands[number] = random.randint(1, 3) if random.random() < world.faults.killed else inf
 
     def take_over(self, news: NewTerm) -> None:
         """Send open requests to a new conductor again, with what their clients have."""
         world = self._world
-        for number, ended in self._commands.items():
-            if not ended:
-                self._killed.add(number)
+        self._commands = dict.fromkeys(self._commands, 0)
         world.from_clients(ev.GatewayReady(self.gateway))
         for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
             if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
@@ -336,13 +328,11 @@ class Clients:
     def answered(self, peer: str, answer: m.Message) -> bool:
         """Take an answer of a pool command. False: it was killed, and its connection is gone."""
         number = int(peer.removeprefix("pool-"))
-        assert self._commands[number] == 0, f"command {number} has ended"
-        self._takes[number] -= 1
-        if self._takes[number] < 0:
-            self._killed.add(number)
-            return False
-        self._commands[number] += isinstance(answer, m.PoolEnded)
-        return True
+        self._commands[number] -= 1
+        is_killed = not self._commands[number]
+        if isinstance(answer, m.PoolEnded):
+            self._commands[number] = 0
+        return not is_killed
 
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
@@ -424,8 +414,8 @@ class Clients:
             assert world.stopped.lost == ("died" in world.stopped.reason)
             assert world.stopped.lost or "asked to" in world.stopped.reason
             return
-        for number, ended in self._commands.items():
-            assert ended or number in self._killed, f"command {number} has no end"
+        for number, left in self._commands.items():
+            assert not left, f"command {number} has no end"
 
     def _arrived(self, requests: Iterable[Request]) -> list[Request]:
         """Return the requests that reached the control plane, if it has stopped the last one, before."""

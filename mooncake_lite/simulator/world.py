@@ -126,6 +126,7 @@ class World(Post):
         self._alarm = 0
         self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         self._recalls: Counter[str] = Counter()
+        self._over: set[int] = set()
         self.conductors = Conductors(self)
         self.dead: set[int] = set()
         self._unreachable: set[int] = set()
@@ -309,6 +310,7 @@ class World(Post):
     def forget_conductor(self) -> None:
         """Forget what only the conductor knew that has just died."""
         self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
+        self._over.clear()
         self._visible.clear()
         self._unsent.clear()
         self._heard.clear()
@@ -364,6 +366,8 @@ class World(Post):
             case fx.MarkLost():
                 pass
             case fx.AnswerCommand():
+                assert effect.command not in self._over, f"{effect} after the end of its command"
+                self._over |= {effect.command} if effect.ended else set()
                 self._unsent += self._answers.answer(effect, self.clients.answered)
             case fx.Reject() | fx.Fail():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
