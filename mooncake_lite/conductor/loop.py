@@ -329,10 +329,10 @@ class ConductorRole:
             self._stream.describe(*blocks)
         elif self._stream is not None and isinstance(event, m.PutsEnded):
             self._stream.on_puts_ended(event)
-        elif self._stream is not None and isinstance(message, m.Report):
-            self._stream.on_puts_wanted(message)
         if isinstance(message, m.Report):
             self.bodies.keep(message)
+            if self._stream is not None and isinstance(event, m.PutsWanted):
+                self._stream.on_puts_wanted(message)
 
     def _decided(self, effect: fx.Decided) -> None:
         self.decisions.placed(effect.request_id)
