@@ -86,7 +86,7 @@ def _open_run_dir() -> RunDir:
 def _wrong_count(size: int, config: ServeConfig) -> str:
     counts = " + ".join(f"{getattr(config, role)} {role}" for role in ROLES if getattr(config, role))
     return (
-        f"mpirun started {size} ranks, but 1 conductor + {counts} are {config.ranks}; "
+        f"mpirun started {size} ranks, but 1 steward + {counts} are {config.ranks}; "
         f"use mpirun -n {config.ranks}, or other role counts"
     )
 

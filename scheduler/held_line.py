@@ -55,12 +55,15 @@ class HeldLine:
         self.prefill_s += prefill_s
         self.sequences += request.n
         self._line.add(request.request_id, key, front=front)
+        self._join_by_length(request, front)
+
+    def _join_by_length(self, request: Request, front: bool) -> None:
         if request.n <= self.slots.trusted:
             length = FIRST if front else (request.predicted_tokens,)
             self._by_length.add(request.request_id, length, front=front)
 
     def head(self) -> Request | None:
-        """Return the request whose turn it is; None: none waits, or those that wait have no turn yet."""
+        """Return the request whose turn it is; None if none waits, or if all have to wait longer."""
         name = self._line.head()
         if name is None:
             return None
@@ -89,12 +92,12 @@ class HeldLine:
             self.sequences -= held.request.n
         return held
 
-    def remove_slots(self, slots: int) -> None:
-        """Remove so many free slots of an instance that is lost."""
-        self.slots.remove(slots)
-        for name in list(self._by_length):
-            if self._held[name].request.n > self.slots.trusted:
-                self._by_length.remove(name)
+    def change_slots(self, slots: int) -> None:
+        """Add the slots of an instance, or remove free ones: less than 0. Look anew which requests fit."""
+        self.slots.change(slots)
+        self._by_length = Line()
+        for held in self._held.values():
+            self._join_by_length(held.request, held.key == FIRST)
 
     def change_key(self, request_id: str, key: Key) -> None:
         """Give a request that waits another key."""
@@ -108,5 +111,6 @@ class HeldLine:
         assert self._held.keys() == set(self._line)
         self._line.check()
         self._by_length.check()
-        assert set(self._by_length) <= set(self._line)
+        fits = {name for name, one in self._held.items() if one.request.n <= self.slots.trusted}
+        assert set(self._by_length) == fits
         self.slots.check()

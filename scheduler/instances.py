@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scheduler.line import Key, Line
 from scheduler.requests import Placement, Request
 
-DUTIES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "decode"})
+DUTIES_OF_INSTANCES = frozenset({"prefill"}), frozenset({"decode"}), frozenset({"prefill", "decode"})
 """The possible duties of an instance: one of the two, or both."""
 
 

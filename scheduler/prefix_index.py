@@ -90,7 +90,7 @@ class Leading:
         return {nodes[column]: length for column, length in zip(held.tolist(), lengths[held].tolist())}
 
     def near_columns(self) -> np.ndarray:
-        """Return the leading blocks in DRAM of each node: (nodes,) int64, by `PrefixIndex.node_column`.
+        """Return the leading blocks in DRAM of each node: (nodes,) int64, as `PrefixIndex.nodes` has them.
 
         Run i of the prompt lies in `_places[i]`. It begins with block `_starts[i]` and ends where the next
         run begins, the last one at `blocks`. `nodes` of the places has a bit for each node that has the run
@@ -113,11 +113,6 @@ class Leading:
             lengths[columns] = end
         return lengths
         # labs:end 7a
-
-    def near(self, node: int) -> int:
-        """Return the number of leading blocks in DRAM of this node."""
-        column = self._index.node_column(node)
-        return self.among(0 if column is None else 1 << column)
 
     def among(self, nodes: int) -> int:
         """Return the leading blocks that are in DRAM of these nodes, each on any: 1 bit per node column."""
@@ -162,10 +157,6 @@ class PrefixIndex:
         for tier in _TIERS:
             self._bit_of[holder, tier] = 1 << len(self._place_of_bit)
             self._place_of_bit.append((holder, tier))
-
-    def node_column(self, node: int) -> int | None:
-        """Return the number of a node in `nodes`; None for an unknown node."""
-        return self._column_of_node.get(node)
 
     def bit(self, holder: int, tier: Tier) -> int:
         """Return the bit of a place in a combination; 0 for an unknown holder."""

@@ -111,11 +111,6 @@ class Placement(msgspec.Struct, frozen=True):
         terms = self.terms
         return terms.reused_blocks if self.fetch and terms.reused_blocks < terms.best_blocks else None
 
-    @property
-    def prefill_s(self) -> float:
-        """Return the predicted seconds that the prefill instance is busy with it."""
-        return self.terms.transfer_s + self.terms.prefill_s
-
 
 class Wait(msgspec.Struct, frozen=True):
     """Tell that a request has no place now. Ask again when capacity frees."""
@@ -125,7 +120,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """Refuse a request before any work is spent on it (HTTP 429)."""
+    """Refuse a request, before its prefill or after it: HTTP 429, or 503 when no rank is left for a duty."""
 
     request_id: str
     reason: str

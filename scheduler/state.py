@@ -24,7 +24,7 @@ Rules. A method asserts what its caller owes; `check()` asserts the rest, and te
                    books do not know the pool.
   One key          A held request keeps its key when it is placed, so a queue counts each request once.
                    on_leave() may change the keys of others, but never the key FIRST.
-  Lost instances   remove_instance() wants every request forgotten, or moved, that needs the instance.
+  Lost instances   The caller forgets or moves all requests that need an instance before remove_instance().
   Forgetting       forget() accepts any id. A request that pauses between two tries is in none of these books.
   Columns          They repeat the books and change in the same call, because policies compare columns.
 """
@@ -42,7 +42,7 @@ from scheduler.costs import CostConfig, Costs
 from scheduler.decode_load import DecodeLoad
 from scheduler.flows import Flows
 from scheduler.held_line import HeldLine
-from scheduler.instances import DUTIES, DecodeInstance, Placed, PrefillInstance
+from scheduler.instances import DUTIES_OF_INSTANCES, DecodeInstance, Placed, PrefillInstance
 from scheduler.line import FIRST
 from scheduler.prefix_index import PrefixIndex
 from scheduler.queues import FCFS, Queue
@@ -108,7 +108,7 @@ class State:
         An instance whose duties have different numbers of slots is added once per duty.
         """
         wanted = frozenset(duties)
-        assert wanted in DUTIES, f"instance {instance} has duties {sorted(wanted)}"
+        assert wanted in DUTIES_OF_INSTANCES, f"instance {instance} has duties {sorted(wanted)}"
         assert slots >= 1, f"instance {instance} has {slots} slots"
         if "prefill" in wanted:
             assert instance not in self.prefills, f"instance {instance} prefills already"
@@ -121,7 +121,7 @@ class State:
             self.decodes = dict(sorted(self.decodes.items()))
             self.decode_slots += slots
             self._free_decode_slots += slots
-            self.held.slots.add(slots)
+            self.held.change_slots(slots)
         self.freed_slots += 1
         self._make_columns()
 
@@ -142,7 +142,7 @@ class State:
         if (decode := self.decodes.pop(instance, None)) is not None:
             self.decode_slots -= decode.slots
             self._free_decode_slots -= decode.slots
-            self.held.remove_slots(decode.slots)
+            self.held.change_slots(-decode.slots)
         for key, holder, tier in self.pages.places():
             if holder == instance:
                 self.pages.removed(key, holder, tier)
@@ -195,7 +195,7 @@ class State:
     def queue_s(self, now: float) -> np.ndarray:
         """Predict the seconds until each prefill instance could begin another prefill, by row."""
         columns = self.prefill_columns
-        waiting_s = self.costs.queue_s(columns.instance, columns.waiting_s)
+        waiting_s = self.costs.slot_s(columns.instance, columns.waiting_s)
         return np.maximum(columns.ends_s - now, 0.0) + waiting_s  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------------------ the held line
@@ -259,7 +259,7 @@ class State:
         assert len(prefill.running) < prefill.slots, f"prefill instance {prefill.instance} has no free slot"
         self._leave_queue(prefill, placed)
         prefill.pending_tokens += placed.uncached_tokens
-        prefill.start(request_id, float(self.costs.queue_s(prefill.instance, placed.prefill_s)), now)
+        prefill.start(request_id, float(self.costs.slot_s(prefill.instance, placed.prefill_s)), now)
         self.prefill_columns.show(prefill)
         self._deferred.pop(request_id, None)
         self._stop_waiting(placed.request, started=True)

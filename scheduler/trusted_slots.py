@@ -37,16 +37,15 @@ class TrustedSlots:
         """Return the number of trusted slots."""
         return self._slots - self._plain
 
-    def add(self, slots: int) -> None:
-        """Add slots to all that there are."""
+    def change(self, slots: int) -> None:
+        """Add slots, or remove free ones: less than 0.
+
+        Requests exchange slots for those of the kind that has too many.
+        """
         plain, trusted = self._plain, self.trusted
         self._slots += slots
         self._plain = self._slots - floor(self._trust * self._slots)
         self._free = [self._free[0] + self._plain - plain, self._free[1] + self.trusted - trusted]
-
-    def remove(self, slots: int) -> None:
-        """Remove so many free slots. Requests exchange slots for those of the kind that has too many."""
-        self.add(-slots)
         for request_id, (plain, trusted) in list(self._taken.items()):
             plain_free, trusted_free = self._free
             more_trusted = min(plain, max(0, -plain_free)) - min(trusted, max(0, -trusted_free))

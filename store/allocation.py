@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from store.allocator import ALIGNMENT, Extent, padded_size
 from store.errors import LayoutError, PoolFull
 from store.ledger import Ledger
-from store.objects import PoolObject, Terms, Wanted
+from store.objects import Pins, PoolObject, Wanted
 from store.segment import Segment
 from store.segment_order import Target
 
@@ -121,7 +121,7 @@ class Allocation(Ledger):
             extents if len(extents) > 1 else None,
         )
         if item.soft_until or item.hard_pin:
-            obj.terms = Terms(item.soft_until, item.hard_pin)
+            obj.pins = Pins(item.soft_until, item.hard_pin)
         return obj
 
     def _place(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from store.allocation import Allocation
 from store.errors import LEASED, CopyExists, ObjectInUse, UnknownObject, WrongState
 from store.ledger import visible_copies
-from store.objects import ObjectState, PoolObject, Terms, Wanted
+from store.objects import ObjectState, Pins, PoolObject, Wanted
 from store.segment_order import Target
 
 
@@ -44,15 +44,15 @@ class GeneralVerbs(Allocation):
         if rank is not None and self._segment(rank).rank in taken:
             raise CopyExists(source.key, rank)
         target = Target(rank, without=taken)
-        terms = source.terms or Terms()
+        pins = source.pins or Pins()
         wanted = Wanted(
             source.nbytes,
             source.key,
             source.digest,
             source.cost_s,
             source.class_id,
-            terms.soft_until,
-            terms.hard_pin,
+            pins.soft_until,
+            pins.hard_pin,
             source.parent,
             source.position,
         )
@@ -106,12 +106,12 @@ class GeneralVerbs(Allocation):
         """
         first = self._known(key, digest)
         for obj in first.copies or [first]:
-            if obj.terms is None:
-                obj.terms = Terms()
+            if obj.pins is None:
+                obj.pins = Pins()
             if hard is not None:
-                obj.terms.hard_pin = hard
+                obj.pins.hard_pin = hard
             if soft_until is not None:
-                obj.terms.soft_until = soft_until
+                obj.pins.soft_until = soft_until
                 self._segments[obj.rank].note_soft_pin(soft_until)
             self._segments[obj.rank].note_evictable(obj)
 

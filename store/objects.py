@@ -134,8 +134,8 @@ class BlockRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=Fa
 
 
 @dataclass(slots=True)
-class Terms:
-    """Attributes that few objects have: pins. See Wanted.
+class Pins:
+    """The pins of an object. Few objects have any. See Wanted.
 
     is_pinned      VISIBLE and pinned hard (kept by the directory)
     """
@@ -156,7 +156,7 @@ class PoolObject:
         scattered     its extents when there are several, else None
         copies        all objects of the same put that are WRITING or VISIBLE, itself among them, on as
                       many segments: one list that they share; None when there are no others
-        terms         None when there are none
+        pins         None when there are none
         class_id      the highest class that has used it, 0 the highest; for policies
     sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
         parent        key of the block before it in its prefix, and position: how many there are; for policies
@@ -184,7 +184,7 @@ class PoolObject:
     parent: int | None = None
     position: int = 0
     scattered: tuple[Extent, ...] | None = None
-    terms: Terms | None = None
+    pins: Pins | None = None
     state: ObjectState = ObjectState.WRITING
     copies: list[PoolObject] | None = field(default=None, repr=False)
     sums: bytes = field(default=b"", repr=False)
@@ -226,11 +226,11 @@ class PoolObject:
 
     def hard_pinned(self) -> bool:
         """Tell whether it is never evicted."""
-        return self.terms is not None and self.terms.hard_pin
+        return self.pins is not None and self.pins.hard_pin
 
     def soft_pinned(self, now: float) -> bool:
         """Tell whether it is evicted only when nothing else is left."""
-        return self.terms is not None and self.terms.soft_until > now
+        return self.pins is not None and self.pins.soft_until > now
 
 
 Found = PoolObject | Hit

@@ -143,7 +143,7 @@ class Segment:
                 accounts.evictable -= padded
             if obj.unsaved:
                 accounts.unsaved -= padded
-            if obj.terms is not None and obj.terms.is_pinned:
+            if obj.pins is not None and obj.pins.is_pinned:
                 accounts.pinned -= padded
         obj.evictable = obj.unsaved = False
         for offset, _ in obj.extents:
@@ -157,8 +157,8 @@ class Segment:
             accounts.states[obj.state] -= padded
             accounts.states[state] += padded
         obj.state = state
-        if obj.terms is not None and state is ObjectState.VISIBLE:
-            self.note_soft_pin(obj.terms.soft_until)
+        if obj.pins is not None and state is ObjectState.VISIBLE:
+            self.note_soft_pin(obj.pins.soft_until)
         self.note_evictable(obj)
 
     def set_unsaved(self, obj: PoolObject, unsaved: bool) -> None:
@@ -172,8 +172,8 @@ class Segment:
     def note_evictable(self, obj: PoolObject) -> None:
         """Call after any change of an object's state, leases, pins or unsaved."""
         evictable = obj.state is ObjectState.VISIBLE and not obj.lessees and not obj.unsaved
-        if obj.terms is not None:
-            evictable = evictable and not obj.terms.hard_pin
+        if obj.pins is not None:
+            evictable = evictable and not obj.pins.hard_pin
             self._note_pins(obj)
         if evictable is not obj.evictable:
             change = obj.padded if evictable else -obj.padded
@@ -185,13 +185,13 @@ class Segment:
             self.note_change()
 
     def _note_pins(self, obj: PoolObject) -> None:
-        assert obj.terms is not None
-        is_pinned = obj.state is ObjectState.VISIBLE and obj.terms.hard_pin
-        if is_pinned is not obj.terms.is_pinned:
+        assert obj.pins is not None
+        is_pinned = obj.state is ObjectState.VISIBLE and obj.pins.hard_pin
+        if is_pinned is not obj.pins.is_pinned:
             change = obj.padded if is_pinned else -obj.padded
             self.accounts.pinned += change
             self._total.pinned += change
-            obj.terms.is_pinned = is_pinned
+            obj.pins.is_pinned = is_pinned
 
     def count_for(self, obj: PoolObject, class_id: int, now: float) -> None:
         """Count a VISIBLE object for a class higher than its own, which has used it."""

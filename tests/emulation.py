@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from mooncake_lite.engine.emulated import FIRST, digest_after, emulated_token
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.config import load_config
-from mooncake_lite.profiles.compute import ComputeCost, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassTerms
 from mooncake_lite.profiles.file import (
     VERSION,
     ComputeSection,
@@ -34,10 +34,10 @@ TINY = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads":
 SMOL = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
 """Shapes of KV: a token has 1.5 kB in float32, and 46 kB as with the default model."""
 
-COST = ComputeCost(prefill=Terms(2e-3, 1e-5, 0.0), decode=Terms(2e-3, 1e-4, 0.0))
+COST = ComputeCost(prefill=PassTerms(2e-3, 1e-5, 0.0), decode=PassTerms(2e-3, 1e-4, 0.0))
 """Short times: 5 ms for a chunk of 256 tokens, 4 ms for 16 sequences."""
 
-WORTH_LOADING = ComputeCost(prefill=Terms(2e-3, 1e-3, 0.0), decode=COST.decode)
+WORTH_LOADING = ComputeCost(prefill=PassTerms(2e-3, 1e-3, 0.0), decode=COST.decode)
 """64 ms for a block: a placement that compares rather loads KV than computes it, however busy we are."""
 
 

@@ -54,6 +54,7 @@ class Gateways:
     def lose(self, gateway: str) -> None:
         """Forget a gateway that has ended."""
         self._hello.pop(gateway, None)
+        self._introduced = {pair for pair in self._introduced if pair[1] != gateway}
 
     def greet(self, hello: GatewayHello) -> bool:
         """Add a gateway, or update its endpoints. Returns whether every rank can reach it."""
@@ -61,7 +62,7 @@ class Gateways:
         return self._usable(hello)
 
     def add_compute_rank(self, rank: int) -> None:
-        """Add a rank that sends tokens."""
+        """Add a rank with an engine. All of them send tokens but the later stages of a pipeline."""
         self._compute_ranks.add(rank)
 
     def _usable(self, hello: GatewayHello) -> bool:

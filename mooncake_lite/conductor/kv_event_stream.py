@@ -22,8 +22,9 @@ from transport.publisher import Publisher
 class KVEventStream:
     """Describes blocks before the control plane stores them, then publishes the changes of the pool.
 
-    _wanted    (rank, number) -> report of a PutsWanted that has not been answered
-    _granted   object id -> (key, tokens, key of the block before) of places given to decode ranks
+    _asked     report of the latest PutsWanted: its answer is given before the next one
+    _granted   (rank, number of its question) -> object id -> (key, tokens, key of the block before) of the
+               places that a decode rank was given
     """
 
     def __init__(self, config: KVEventsConfig, block_tokens: int) -> None:
@@ -37,8 +38,7 @@ class KVEventStream:
             hwm=config.hwm,
         )
         self._encoder = msgspec.msgpack.Encoder()
-        self._wanted: dict[tuple[int, int], m.Report] = {}
-        self._granted: dict[int, tuple[int, list[int], int | None]] = {}
+        self._granted: dict[tuple[int, int], dict[int, tuple[int, list[int], int | None]]] = {}
 
     def describe(self, keys: Sequence[int], token_ids: Sequence[int], parent: int | None) -> None:
         """Note the tokens of these keys, which continue the chain after `parent`."""
@@ -46,26 +46,30 @@ class KVEventStream:
 
     def on_puts_wanted(self, report: m.Report) -> None:
         """Note a rank's question for places."""
-        assert isinstance(report.event, m.PutsWanted)
-        self._wanted[report.event.rank, report.event.number] = report
+        self._asked = report
 
     def on_granted(self, order: fx.GrantPuts) -> None:
-        """Note the places that a rank gets."""
-        report = self._wanted.pop((order.rank, order.number))
+        """Note the places that a rank was told of. Without any, it does not report."""
+        report = self._asked
         assert isinstance(report.event, m.PutsWanted)
-        wanted = zip(report.event.keys, report.token_ids, report.event.before)
-        for place, (key, tokens, (parent, _)) in zip(order.places, wanted):
-            if place is not None:
-                self._granted[place.object_id] = key, tokens, parent
+        assert (report.event.rank, report.event.number) == (order.rank, order.number)
+        blocks = zip(order.places, report.event.keys, report.token_ids, report.event.before)
+        granted = {
+            place.object_id: (key, tokens, parent) for place, key, tokens, (parent, _) in blocks if place
+        }
+        if granted:
+            self._granted[order.rank, order.number] = granted
 
     def on_puts_ended(self, ended: m.PutsEnded) -> None:
         """Describe the blocks that a rank has written."""
+        granted = self._granted.pop((ended.rank, ended.number), {})
         for object_id in ended.object_ids:
-            if object_id in self._granted:
-                key, tokens, parent = self._granted.pop(object_id)
-                self.describe([key], tokens, parent)
-        for object_id in ended.failed:
-            self._granted.pop(object_id, None)
+            key, tokens, parent = granted[object_id]
+            self.describe([key], tokens, parent)
+
+    def lose(self, rank: int) -> None:
+        """Forget the places that a lost rank was given."""
+        self._granted = {name: blocks for name, blocks in self._granted.items() if name[0] != rank}
 
     def publish(self, effects: Sequence[fx.Effect]) -> None:
         """Publish stored and removed blocks. Forget blocks that were described but not stored."""

@@ -106,8 +106,6 @@ class ConductorRole:
             m.RankHello: self._read_rank_hello,
             m.Submit: self._read_submit,
             m.Report: self._read_report,
-            m.ChunkStored: self._read_chunk_stored,
-            m.PutsEnded: self._read_puts_ended,
             m.PoolQuery: self._read_pool_query,
             m.MetricsRequest: self._answer_metrics,
             m.Explain: self._answer_explain,
@@ -121,7 +119,6 @@ class ConductorRole:
             fx.Forget: self._forget,
             fx.Decided: self._decided,
             fx.Release: self._to_gateway,
-            fx.Moved: lambda effect: None,
             fx.Branched: self.bodies.branched,
             fx.Recall: self._recall,
             fx.MarkLost: self._mark_lost,
@@ -130,8 +127,7 @@ class ConductorRole:
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
             fx.Stop: self._stop,
-            BlockStored: lambda effect: None,
-            BlockRemoved: lambda effect: None,
+            **dict.fromkeys((fx.Moved, BlockStored, BlockRemoved), lambda effect: None),
         }
 
     # ------------------------------------------------------------------------------ the loop
@@ -148,7 +144,7 @@ class ConductorRole:
         for peer, message in received:
             event = self._read(peer, message)
             if event is not None:
-                self.apply(event)
+                self.apply(event, message)
         if self._clock() >= self._wake_at:
             self._wake_at = float("inf")
             self.apply(ev.Tick())
@@ -164,13 +160,16 @@ class ConductorRole:
         if self._recorder is not None:
             self._recorder.close()
 
-    def apply(self, event: ev.Event) -> None:
-        """Apply an event and carry out its effects. Orders that cannot be sent become further events."""
+    def apply(self, event: ev.Event, message: m.Message | None = None) -> None:
+        """Apply the event of a message and carry out its effects. Unsent orders become further events."""
         todo: deque[ev.Event] = deque([event])
         while todo and self.stop is None:
             event = todo.popleft()
             now = self._clock()
             effects = self._on(event, now)
+            if message is not None and self.control.took:
+                self._keep(message)
+            message = None
             self._predictions.on(event, effects, now)
             if self._stream is not None:
                 self._stream.publish(effects)
@@ -290,6 +289,8 @@ class ConductorRole:
                 self.hub.send(f"rank-{rank}", effect)
         self.gateways.lose_rank(effect.rank, effect.reason)
         self.metrics.lose_rank(effect.rank)
+        if self._stream is not None:
+            self._stream.lose(effect.rank)
         print(f"mooncake-lite: {effect.reason}; the others go on", file=sys.stderr, flush=True)
         self._tell_status()
 
@@ -311,24 +312,27 @@ class ConductorRole:
         return submit.request
 
     def _read_report(self, peer: str, report: m.Report) -> ev.Event | None:
-        """Keep the tokens of a report, and describe its blocks to listeners."""
-        event = report.event
-        if self._stream is not None and isinstance(event, m.PutsWanted):
-            self._stream.on_puts_wanted(report)
-        elif self._stream is not None and isinstance(event, m.PrefillEnded):
-            body = self.bodies.current(event)
-            if body is not None:
-                self._stream.describe(*body.stored_blocks(self.config.block_size))
-        self.bodies.keep(report)
-        return event
+        """Have a rank killed that sends other tokens than it says, as the control plane does for lengths."""
+        event, problem = report.event, self.bodies.problem_of(report)
+        if not problem:
+            return event
+        if isinstance(event, ev.RankEvent):
+            self._to_steward(fx.EndRank(event.rank, f"sent a malformed {type(event).__name__}: {problem}"))
+        return None
 
-    def _read_chunk_stored(self, peer: str, stored: m.ChunkStored) -> ev.Event | None:
-        """Describe blocks to listeners."""
-        body, count = self.bodies.current(stored), len(stored.checksums)
-        if self._stream is not None and body is not None and 0 <= stored.first <= body.stored - count:
-            size = self.config.block_size
-            self._stream.describe(*body.stored_blocks(size, stored.first, count))
-        return stored
+    def _keep(self, message: m.Message) -> None:
+        """Keep the tokens of a message that the control plane took, and describe its blocks to listeners."""
+        event = message.event if isinstance(message, m.Report) else message
+        if self._stream is not None and isinstance(event, m.ChunkStored | m.PrefillEnded):
+            chunk = (event.first, len(event.checksums)) if isinstance(event, m.ChunkStored) else ()
+            blocks = self.bodies[event.request_id].stored_blocks(self.config.block_size, *chunk)
+            self._stream.describe(*blocks)
+        elif self._stream is not None and isinstance(event, m.PutsEnded):
+            self._stream.on_puts_ended(event)
+        if isinstance(message, m.Report):
+            self.bodies.keep(message)
+            if self._stream is not None and isinstance(event, m.PutsWanted):
+                self._stream.on_puts_wanted(message)
 
     def _decided(self, effect: fx.Decided) -> None:
         self.decisions.placed(effect.request_id)
@@ -372,24 +376,16 @@ class ConductorRole:
     def _order(self, order: fx.Order) -> None:
         """Send an order to its rank. If that fails, the control plane receives Undelivered."""
         try:
-            sent = self.hub.send(f"rank-{order.rank}", self._message_of(order))
+            sent = self.hub.send(f"rank-{order.rank}", self.bodies.message_of(order))
             problem = "" if sent else f"rank {order.rank} cannot be reached"
         except WireError as error:
             problem = str(error)
         if problem:
             self._unsent.append(ev.Undelivered(order, problem))
-
-    def _message_of(self, order: fx.Order) -> m.Message:
-        if isinstance(order, fx.GrantPuts) and self._stream is not None:
+        elif isinstance(order, fx.GrantPuts) and self._stream is not None:
             self._stream.on_granted(order)
-        return self.bodies.message_of(order)
 
     # ------------------------------------------------------------------------------ the pool
-
-    def _read_puts_ended(self, peer: str, ended: m.PutsEnded) -> ev.Event | None:
-        if self._stream is not None:
-            self._stream.on_puts_ended(ended)
-        return ended
 
     def _read_pool_query(self, peer: str, query: m.PoolQuery) -> ev.Event | None:
         """Answer or pass on a query. A gateway may reset the cache of a cluster that keeps none."""
@@ -403,12 +399,7 @@ class ConductorRole:
         return None
 
     def _answer_command(self, effect: fx.AnswerCommand) -> None:
-        """Send the answer of a command. Abandon the command if that fails."""
-        peer, answer = self._answers.answer(effect)
-        if not self._reply(peer, answer):
-            abandoned = self._answers.abandon(effect.command)
-            if abandoned is not None:
-                self._unsent.append(abandoned)
+        self._unsent += self._answers.answer(effect, self._reply)
 
     def _answer_explain(self, peer: str, query: m.Explain) -> None:
         explanation = self.decisions.explain(query.request)

@@ -20,8 +20,7 @@ class OpenBody:
     prompt_tokens  of its token_ids, tokens of the prompt
     first_tokens   branch -> its first token, of several branches
     alone          branch -> its prompt and answer, until it goes on as a request of its own
-    attempt        of the order that a rank works on; 0: none does
-    loaded, stored blocks that this attempt reuses, and that it writes
+    loaded, stored blocks that the present attempt reuses, and that it writes
     """
 
     def __init__(self, request_id: str, body: m.Body, class_id: int) -> None:
@@ -30,7 +29,6 @@ class OpenBody:
         self.prompt_tokens = len(body.token_ids) - body.answered
         self.first_tokens: dict[int, int] = {}
         self.alone: dict[int, OpenBody] = {}
-        self.attempt = 0
         self.loaded = self.stored = 0
 
     @classmethod
@@ -54,7 +52,7 @@ class OpenBody:
 
     def start(self, order: m.StartOrder) -> m.Start:
         """Return an order with the body that its rank needs."""
-        self.attempt, body = order.attempt, self.body
+        body = self.body
         if isinstance(order, m.StartDecode):
             if body.n > 1:
                 answers = [m.BranchAnswer(branch, [self.first_tokens[branch]]) for branch in order.branches]
@@ -91,14 +89,13 @@ class OpenBody:
             self.alone[event.branch] = OpenBody(self.request_id, body, self.class_id)
         else:
             self.body = self._first = body
-            self.attempt = 0
 
     def recalled(self, so_far: list[m.AnswerSoFar], answers: list[list[int]]) -> None:
         """Take over the answers so far: of this request, or of branches that may go on alone.
 
         Branches none of which has a token begin again together.
         """
-        self.attempt, self.first_tokens, self.body = 0, {}, self._first
+        self.first_tokens, self.body = {}, self._first
         prompt = self.body.token_ids[: self.prompt_tokens]
         if self.body.n > 1 and not any(answers):
             return
@@ -148,24 +145,26 @@ class OpenBodies(dict[str, OpenBody]):
             if answers:
                 body.recalled(answers, submit.answers)
 
-    def current(
-        self, event: m.ChunkStored | m.PrefillEnded | m.Preempted | m.Swapped | m.Recalled
-    ) -> OpenBody | None:
-        """Return the body that an event is about. None: of another attempt, or of a request that is over."""
-        body = self.get(event.request_id)
-        return body if body is not None and body.attempt == event.attempt else None
+    def problem_of(self, report: m.Report) -> str:
+        """Say how the tokens of a report differ from what its event says; "" for a sound report."""
+        event, found = report.event, [len(token_ids) for token_ids in report.token_ids]
+        if isinstance(event, m.PutsWanted) or (body := self.get(event.request_id)) is None:
+            return ""
+        if isinstance(event, m.Recalled):
+            expected = [one.num_tokens for one in event.answers]
+        else:
+            expected = [1] * body.body.n if isinstance(event, m.PrefillEnded) else [event.num_tokens]
+        return "" if found == expected else f"it has {found} tokens, and says {expected}"
 
     def keep(self, report: m.Report) -> None:
-        """Keep the tokens of a report about the current attempt of a request."""
+        """Keep the tokens of a report that the control plane has taken."""
         event = report.event
-        if isinstance(event, m.PutsWanted) or (body := self.current(event)) is None:
-            return
         if isinstance(event, m.Recalled):
-            body.recalled(event.answers, report.token_ids)
+            self[event.request_id].recalled(event.answers, report.token_ids)
         elif isinstance(event, m.PrefillEnded):
-            body.prefilled(report)
-        else:
-            body.preempted(event, report.token_ids[0])
+            self[event.request_id].prefilled(report)
+        elif not isinstance(event, m.PutsWanted):
+            self[event.request_id].preempted(event, report.token_ids[0])
 
     def message_of(self, order: Order) -> m.Message:
         """Return what a rank receives for an order."""

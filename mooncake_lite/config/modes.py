@@ -14,7 +14,7 @@ from typing import Literal
 from mooncake_lite.errors import ConfigError
 
 ROLES = ("prefill", "decode", "compute", "store")
-"""In the order of rank numbers, after the conductor."""
+"""In the order of rank numbers, after the steward, which is rank 0."""
 
 DUTIES: dict[str, tuple[str, ...]] = {
     "prefill": ("prefill",),

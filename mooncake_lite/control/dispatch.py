@@ -232,7 +232,7 @@ class Dispatcher:
 
     @staticmethod
     def _ranks_of(placement: Placement) -> tuple[int, int]:
-        """Return the ranks of the instances that a policy chose. Today each instance is one rank."""
+        """Return the ranks that get the orders. An instance has the number of its first rank."""
         return placement.prefill, placement.decode
 
     def refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
@@ -271,8 +271,7 @@ class Dispatcher:
     def _loads_ended(self, record: RequestRecord, now: float) -> None:
         """Continue with a request whose loads from SSD have all ended."""
         if record.stage is Stage.CANCELLED:
-            self._requests.move(record, Step.DROP)
-            self._requests.end(record, "cancelled", now)
+            self._requests.finish(record, now)
         elif record.request_id not in self._state:
             self._requests.lose(record, "the rank that would compute it is lost", now)
         elif record.bad_blocks or not self._requests.is_sound(record):  # misses now: look the prefix up again
@@ -302,7 +301,8 @@ class Dispatcher:
     def prefetch(self, record: RequestRecord, now: float) -> None:
         """Let the decode rank of a prompt load the blocks that the pool has of it.
 
-        It is told again when there are an eighth more of those that were missing: a hint names all blocks.
+        A hint names all blocks that are there. The next one follows when at least an eighth of the missing
+        blocks has been added.
         """
         has_place = record.request_id in self._state  # it may have lost its decode rank
         blocks = self.room.written(record, now) if self._prefetches and has_place and record.keys else []

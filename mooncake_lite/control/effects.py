@@ -97,9 +97,6 @@ class Moved(RequestAction, frozen=True):
     tbt_s: float
 
 
-# ------------------------------------------------------------------------------ to compute ranks
-
-
 class Branched(RequestAction, frozen=True):
     """Report that a branch of a request goes on as a request of its own, under this name.
 
@@ -119,6 +116,9 @@ class Recall(RequestAction, frozen=True):
     attempt: int
     branches: list[int]
     reason: str
+
+
+# ------------------------------------------------------------------------------ to compute ranks
 
 
 class StartPrefill(RequestOrder, frozen=True):

@@ -177,8 +177,8 @@ class Grants:
     def on_listed(self, listed: OpenListed, now: float) -> list[Grant]:
         """Apply what a rank has open: work that it lacks is lost. Returns its other grants of work.
 
-        Orders that were given after the question may be on their way still. Of lost work the last report may
-        have said that bytes may still land.
+        An order that was given after the question is not lost: it may still be on its way. The last report
+        about lost work may be lost as well, so bytes may still land.
         """
         asked = self._asked.get(listed.rank)
         if asked is None or asked.number != listed.number:

@@ -93,7 +93,7 @@ class Losses:
         return True
 
     def _stop(self, record: RequestRecord) -> None:
-        """Have a rank drop a prefill in vain, once. Its report lets the request begin anew."""
+        """Tell a rank once to drop a prefill that has become useless. Its report starts the request anew."""
         if record.request_id not in self._stopped:
             self._stopped.add(record.request_id)
             self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))

@@ -37,6 +37,7 @@ class Control:
     policy      the placement policy
     state       the books of `scheduler`
     directory   the truth about the pool
+    took        the last event was not ignored: it was sound, of this epoch and attempt, and possible
     stopped     the cluster has ended, and later events change nothing
 
     `now` is in seconds. All events use one clock, which never moves backwards.
@@ -50,7 +51,7 @@ class Control:
         self.state, self.directory, self.members = books.state, books.directory, books.members
         self._grants = books.grants
         self._of_other_epochs = 0
-        self.stopped = False
+        self.took = self.stopped = False
         self._ending: set[int] = set()
         self._wake_at = inf
         self._pool = Pool(books)
@@ -110,6 +111,7 @@ class Control:
 
     def on(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Apply one event and return its effects, in the order in which they are to be carried out."""
+        self.took = False
         if self.stopped:
             return []
         if isinstance(event, ev.RankEvent) and not self._is_of_this_epoch(event):
@@ -122,7 +124,9 @@ class Control:
         for rank in self._grants.check(now):
             self._end_rank(rank, "did not say what it works on", now)
         if not self.stopped:
+            ignored = self.ignored
             self._handlers[type(event)](event, now)
+            self.took = not problem and self.ignored == ignored
             self._succession.look(now)
         if not self.stopped:
             self._pool.tell()

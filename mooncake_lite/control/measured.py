@@ -13,7 +13,7 @@ from scheduler import State
 
 
 class Measurements:
-    """Turns reports into measurements. Today each instance is one rank, so a rank's number names it."""
+    """Turns reports into measurements. An instance has the number of its first rank, which reports."""
 
     def __init__(self, state: State, members: Members) -> None:
         self.state, self._costs, self._members = state, state.costs, members
@@ -21,7 +21,7 @@ class Measurements:
     def prefilled(self, record: RequestRecord, ended: PrefillEnded | PromptComputed, now: float) -> None:
         """Add the times of a prompt: of its computing, of the loads before, of messages, and of its slot.
 
-        Those of messages are not known of a prompt whose rank has computed others meanwhile.
+        If its rank has computed other prompts meanwhile, the time of messages is unknown and left out.
         """
         self.slot(record, ended, now)
         size = record.num_tokens, record.num_tokens - ended.computed_tokens
@@ -35,7 +35,7 @@ class Measurements:
             self._costs.measured_load(rank, "ssd", nbytes, seconds)
 
     def slot(self, record: RequestRecord, computed: PrefillEnded | PromptComputed, now: float) -> None:
-        """Add for how long a prompt had its slot, if it has it still and shares it with no other."""
+        """Add how long a prompt has had its slot, if it still has it and no other prompt runs there."""
         if self.state.prefills[computed.rank].running.keys() == {record.request_id}:
             size = record.num_tokens, record.num_tokens - computed.computed_tokens
             self._costs.measured_slot(*size, computed.compute_s, now - record.started_s)

@@ -167,6 +167,7 @@ class Reports:
         """Hold a branch again, ahead of the others. Without KV that the pool keeps, it is prefilled again."""
         record = self._requests.current(preempted, Step.PREEMPT, Step.DROP)
         if record is None or preempted.branch not in record.branches:
+            self._requests.ignored += record is not None
             return
         record.resumed = True  # it ran, so its client has a token
         kept = self._swaps.end(preempted, now)

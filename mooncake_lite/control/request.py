@@ -205,7 +205,7 @@ class RequestRecord:
         self.bad_blocks = self.grant = self.hinted = 0
 
     @property
-    def reads(self) -> list[BlockRef]:
+    def places(self) -> list[BlockRef]:
         """Return the places that a rank works with for it: what it loads, and what it writes."""
         return [*self.load, *self.written]
 

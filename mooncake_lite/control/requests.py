@@ -162,13 +162,13 @@ class Requests:
 
     def _is_lost(self, record: RequestRecord) -> bool:
         """Tell whether a rank that a request needs is lost: its own, its next one, or one with its KV."""
-        needed = {record.worker, record.prefill, record.decode} | {ref.rank for ref in record.reads}
+        needed = {record.worker, record.prefill, record.decode} | {ref.rank for ref in record.places}
         return record.stage is Stage.ENDING or not needed.isdisjoint(self._members.lost)
 
     def is_sound(self, record: RequestRecord) -> bool:
         """Tell whether the place of a request and all that it reads or writes are still there."""
         is_there = self._directory.has
-        return record.request_id in self._state and all(is_there(ref.object_id) for ref in record.reads)
+        return record.request_id in self._state and all(is_there(ref.object_id) for ref in record.places)
 
     def _recall(self, record: RequestRecord, reason: str, now: float) -> None:
         """Ask the gateway of a request what its client has, again and again until it answers."""
@@ -284,7 +284,7 @@ class Requests:
             self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
 
     def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
-        """Let a request go on elsewhere whose order was not sent."""
+        """Lose a request whose order was not sent, so that it goes on elsewhere."""
         record = self.working(order)
         if record is not None:
             self.lose(record, reason, now)

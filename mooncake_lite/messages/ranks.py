@@ -12,7 +12,7 @@ class RankHello(Message, frozen=True):
     """A rank has loaded, compiled and made its segment; sent once to each conductor.
 
     segment_bytes   DRAM that it gives to the pool, from the start of its segment on (0: none)
-    tier            a store rank with an SSD tier; it says in TierIndex what that holds
+    tier            a store rank with an SSD tier; it says in TierIndexed what that holds
     epoch           number of the conductor
     """
 

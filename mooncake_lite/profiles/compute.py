@@ -46,7 +46,7 @@ def load_of(chunks: Iterable[Chunk]) -> PassLoad:
     return PassLoad(new_tokens, pairs, sequences, context)
 
 
-class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PassTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of one kind of pass: base_s + per_token_s * tokens + per_key_s * keys. None is negative.
 
     short_tokens   passes of at most so many tokens use other kernels: short_base_s and short_per_token_s
@@ -78,8 +78,8 @@ class ComputeCost(msgspec.Struct, frozen=True):
     decode    tokens: PassLoad.sequences; keys: PassLoad.context
     """
 
-    prefill: Terms
-    decode: Terms
+    prefill: PassTerms
+    decode: PassTerms
 
     def seconds(self, load: PassLoad) -> float:
         """Return the seconds of a pass: one base, and the terms of every token in it.

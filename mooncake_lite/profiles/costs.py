@@ -29,7 +29,6 @@ def costs_of(profile: Profile) -> CostConfig:
         ),
         decode=DecodeCost(scale * decode.base_s, scale * decode.per_token_s, scale * decode.per_key_s),
         transfer=TransferCost(
-            (moves and moves.near_bytes_per_s) or guess.transfer.near_bytes_per_s,
             (moves and moves.far_bytes_per_s) or guess.transfer.far_bytes_per_s,
             (moves and moves.near_latency_s) or guess.transfer.latency_s,
         ),

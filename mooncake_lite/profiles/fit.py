@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassLoad, PassTerms
 from scheduler.costs import PrefillCost
 
 GAIN = 0.5
@@ -20,7 +20,7 @@ would otherwise fit noise."""
 
 
 class _Few(NamedTuple):
-    """The terms of passes of few tokens: see `short_tokens` of compute.Terms."""
+    """The terms of passes of few tokens: see `short_tokens` of compute.PassTerms."""
 
     tokens: int = 0
     base_s: float = 0.0
@@ -76,7 +76,7 @@ def fit(passes: Seq[MeasuredPass]) -> ComputeCost:
     step_s, sequence_s, context_s = _least_squares(
         [(1, one.load.sequences, one.load.context) for one in decode], [one.seconds for one in decode]
     )
-    return ComputeCost(Terms(base_s, token_s, key_s, *few), Terms(step_s, sequence_s, context_s))
+    return ComputeCost(PassTerms(base_s, token_s, key_s, *few), PassTerms(step_s, sequence_s, context_s))
 
 
 def _in_two_ranges(features: Seq[tuple[int, ...]], seconds: Seq[float]) -> tuple[list[float], _Few]:

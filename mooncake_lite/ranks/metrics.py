@@ -23,11 +23,11 @@ def rank_stats(
     transfers: TransferEngine,
     reused: Mapping[str, int] | None = None,
 ) -> RankStats:
-    """This rank's metrics: `values` by name (counters end in _total), what its transfers moved, and
-    what others move from and to its segments over messages: done, and still asked for.
+    """Return the metrics of this rank: values, and the bytes that it and other ranks move.
 
-    roles   of all ranks, by number: bytes are reported by the role of the other side, for pairs of ranks
-            would be as many samples as the square of the number of ranks
+    values  by name; the names of counters end in _total
+    roles   of all ranks, by number. Bytes are added up by the role of the other rank, because one sample for
+            each pair of ranks would be too many
     reused  prompt tokens by the tier that they came from
     """
     labels = {"rank": str(number), "role": roles[number]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Literal
 
@@ -37,9 +38,7 @@ OUTCOMES = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finish
 """How a request may end, and what its client is told before."""
 
 
-ToClient = (
-    fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Release | fx.Moved | fx.Branched | fx.AnswerCommand
-)  # fmt: skip
+ToClient = fx.Reject | fx.Fail | fx.Forget | fx.Decided | fx.Release | fx.Moved | fx.Branched
 """Effects that a client hears of."""
 
 
@@ -48,7 +47,7 @@ class Clients:
 
     _open          requests that were sent and have not ended, and branches that go on alone
     last_sent_s    when the latest request was sent
-    _commands      number of each pool command -> how often it has ended
+    _commands      number of each pool command -> answers until it is killed; 0: it has ended, or is killed
     _alone         request -> its branches that go on as requests of their own
     _gateways      that were started so far; the last one lives
     """
@@ -58,8 +57,7 @@ class Clients:
         self._withholds = ADMISSIONS[world.shape.config.admission]().withholds
         self._block_tokens = world.shape.layout.block_tokens
         self._left, self._open = source.num_requests, 0
-        self._commands: dict[int, int] = {}
-        self._abandoned: set[int] = set()
+        self._commands: dict[int, float] = {}
         self._alone: dict[str, list[Request]] = {}
         self._gateways = 1
         self.last_sent_s = 0.0
@@ -67,9 +65,7 @@ class Clients:
     @property
     def done(self) -> bool:
         """Return whether all requests and all commands have come and ended."""
-        if self._left or self._open:
-            return False
-        return all(self._commands[n] or n in self._abandoned for n in self._commands)
+        return not (self._left or self._open or any(self._commands.values()))
 
     @property
     def all_sent(self) -> bool:
@@ -156,35 +152,21 @@ class Clients:
         """Send a pool command, mostly about blocks of a request that is being served."""
         world, random = self._world, self._random
         number = len(self._commands) + 1
-        self._commands[number] = 0
         what = random.choice(COMMANDS)
         keys: list[int] = []
         if what in ("get", "rm", "pin") and request.keys:
             keys = [random.choice(request.keys)] if what == "get" else request.keys[: random.randint(1, 3)]
         soft_s = random.choice((0.0, 5.0)) if what == "pin" else 0.0
+        forced, hard = random.random() < 0.5, what == "pin" and random.random() < 0.1
         world.from_clients(
-            ev.PoolCommand(
-                number,
-                what,
-                keys,
-                force=random.random() < 0.5,
-                hard=what == "pin" and random.random() < 0.1,
-                soft_s=soft_s,
-            )
+            m.PoolQuery(what, keys=keys, force=forced, hard=hard, soft_s=soft_s, number=number)
         )
-        if random.random() < world.faults.abandoned:
-            world.clock.after(random.random(), lambda: self._abandon(number))
-
-    def _abandon(self, number: int) -> None:
-        self._abandoned.add(number)
-        self._world.from_clients(ev.CommandAbandoned(number))
+        self._commands[number] = random.randint(1, 3) if random.random() < world.faults.killed else inf
 
     def take_over(self, news: NewTerm) -> None:
         """Send open requests to a new conductor again, with what their clients have."""
         world = self._world
-        for number, ended in self._commands.items():
-            if not ended:
-                self._abandoned.add(number)
+        self._commands = dict.fromkeys(self._commands, 0)
         world.from_clients(ev.GatewayReady(self.gateway))
         for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
             if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
@@ -343,12 +325,17 @@ class Clients:
         so_far = [*prompt, *answer]
         return digests_of(so_far)[size - 1 :: size], block_digests(so_far, size)
 
+    def answered(self, peer: str, answer: m.Message) -> bool:
+        """Take an answer of a pool command. False: it was killed, and its connection is gone."""
+        number = int(peer.removeprefix("pool-"))
+        self._commands[number] -= 1
+        is_killed = not self._commands[number]
+        if isinstance(answer, m.PoolEnded):
+            self._commands[number] = 0
+        return not is_killed
+
     def on(self, effect: ToClient) -> None:
         """Note what a client is told."""
-        if isinstance(effect, fx.AnswerCommand):
-            assert self._commands[effect.command] == 0, f"command {effect.command} has ended"
-            self._commands[effect.command] += effect.ended
-            return
         requests = self._world.requests
         request = requests[effect.request_id]
         if isinstance(effect, fx.Branched):
@@ -412,7 +399,7 @@ class Clients:
             assert poison.answered * whole <= got <= poison.answered, f"{got} tokens with {poison}"
 
     def check_ends(self) -> None:
-        """Assert that every request has had one end, and every command that was not abandoned."""
+        """Assert that every request has had one end, and every command that was not killed."""
         world = self._world
         for request in self._arrived(world.requests.values()):
             if world.exact and "#" not in request.request_id and world.stopped is None:
@@ -427,8 +414,8 @@ class Clients:
             assert world.stopped.lost == ("died" in world.stopped.reason)
             assert world.stopped.lost or "asked to" in world.stopped.reason
             return
-        for number, ended in self._commands.items():
-            assert ended or number in self._abandoned, f"command {number} has no end"
+        for number, left in self._commands.items():
+            assert not left, f"command {number} has no end"
 
     def _arrived(self, requests: Iterable[Request]) -> list[Request]:
         """Return the requests that reached the control plane, if it has stopped the last one, before."""

@@ -340,8 +340,8 @@ class Custody(Uses):
             self._end_writes(_work(event), stored, event.rank)
 
     def _request_goes_on(self, event: GoesOn) -> None:
-        """End the reads of a request. A branch that ends early leaves those of its siblings, and one of an
-        attempt that was recalled begins anew."""
+        """End the reads of a request, once the last of its branches ends. A branch of a recalled attempt is
+        not noted as over, because it begins anew."""
         known = self._of(event.request_id)
         is_recalled = event.attempt <= known.recalled
         if isinstance(event, ev.PromptComputed):

@@ -42,7 +42,7 @@ class Faults:
     save_dropped       a save is given up at once, or when its file is sealed
     check_fails        a block cannot be read to be compared
     cancelled          a client goes away
-    command            a pool command comes with a request; abandoned: its sender goes away
+    command            a pool command comes with a request; killed: it is killed while it runs
     rank_lost          in a run, up to three ranks or gateways are lost, or the cluster is told to stop
     unreachable        the end of a lost rank is not seen
     conductor_lost     what is lost is the conductor
@@ -70,7 +70,7 @@ class Faults:
     check_fails: float = 0.05
     cancelled: float = 0.15
     command: float = 0.08
-    abandoned: float = 0.2
+    killed: float = 0.4
     rank_lost: float = 0.3
     unreachable: float = 0.1
     conductor_lost: float = 0.3

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassLoad, PassTerms
 from mooncake_lite.simulator.clock import Action, Clock
 from store.objects import BlockRef
 
@@ -78,7 +78,7 @@ class DrawnHardware:
 
     def __init__(self, clock: Clock, dice: Random) -> None:
         self._clock, self._dice = clock, dice
-        self._cost = ComputeCost(Terms(0.0, PREFILL_S_PER_TOKEN, 0.0), Terms(STEP_S, 0.0, 0.0))
+        self._cost = ComputeCost(PassTerms(0.0, PREFILL_S_PER_TOKEN, 0.0), PassTerms(STEP_S, 0.0, 0.0))
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Draw the time of a pass. A pass without prompts always takes STEP_S."""

@@ -1,6 +1,6 @@
 """Hardware of one kind of machine: times come from its profile, transfers share links.
 
-Used by `experiment.py`. The control plane has the same profile to begin with. It does not know which
+Used by `cluster.py`. The control plane has the same profile to begin with. It does not know which
 transfers will overlap, or how long answers are. Explained in docs/explain/experiments.md.
 
     read     source's OUT ---> IN of the rank's node ---> LOAD of the rank's node ---> pages

@@ -1,6 +1,6 @@
 """What a run of the world is about: the cluster, its machines, its requests, and what goes wrong.
 
-Made by tests, with a seed that draws everything, and by `experiment.py`, where all of it is given. Explained
+Made by tests, with a seed that draws everything, and by `cluster.py`, where all of it is given. Explained
 in docs/explain/control.md.
 """
 

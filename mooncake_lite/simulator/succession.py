@@ -39,7 +39,7 @@ class World(Surroundings, Protocol):
         """Forget what only the conductor knew that has just died."""
 
 
-class Succession:
+class Conductors:
     """The conductors of one world.
 
     term    number of the present one

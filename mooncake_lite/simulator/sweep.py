@@ -95,10 +95,14 @@ def _parsed(path: Path, trace: Path, options: dict[str, Value], seed: int) -> di
     """Return the parameters of a run, as the command itself would parse them."""
     words = [str(trace), "--seed", str(seed)]
     for name, value in options.items():
-        flag = f"--{name}" if value is not False else f"--no-{name}"
+        flag = f"--{name}"
         if flag in NO_OPTIONS:
             raise ConfigError(f"{path}: {name} is no option of a sweep")
-        words += [flag] if isinstance(value, bool) else [flag, str(value)]
+        option = next((one for one in cluster.params if flag in one.opts), None)
+        if value is False and isinstance(option, click.Option) and option.is_flag:
+            words += option.secondary_opts  # none of most flags: without the flag it is false
+        else:
+            words += [flag] if value is True else [flag, str(value)]
     try:
         return cluster.make_context("cluster", words).params
     except click.ClickException as error:

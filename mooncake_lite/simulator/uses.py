@@ -29,7 +29,8 @@ class Uses:
     _by            rank that uses them
     _late          rank -> places that bytes of its failed transfers may still reach
     _gone          ranks that are lost; _unreachable: uses of those that may still write
-    _doubts        blocks may hold others than the conductor thinks: it is not the first, or they are damaged
+    _doubts        blocks may have other bytes than the conductor thinks: an earlier conductor has died, or
+                   blocks are damaged
     _known         ranks that have joined it
     """
 
@@ -43,7 +44,7 @@ class Uses:
         self._doubts, self._known = False, set[int]()
 
     def doubt(self) -> None:
-        """Expect blocks to hold others than the conductor thinks."""
+        """Expect blocks to have other bytes than the conductor thinks."""
         self._doubts = True
 
     @property

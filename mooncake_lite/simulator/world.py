@@ -1,6 +1,6 @@
 """A world for the control plane and the computing ranks: virtual time, and faults drawn with a seed.
 
-Run by tests (tests/mooncake_lite/control) and by `experiment.py`. The control plane and the computing ranks
+Run by tests (tests/mooncake_lite/control) and by `play.py`. The control plane and the computing ranks
 are those that serve. Engines, transfers, store ranks and clients are modelled, and assert what real ones rely
 on.
 Explained in docs/explain/control.md.
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.open_bodies import OpenBodies
+from mooncake_lite.conductor.pool_answers import PoolAnswers
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -36,7 +37,7 @@ from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, Post
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stage_rank import StageModel
 from mooncake_lite.simulator.store_rank import StoreModel
-from mooncake_lite.simulator.succession import Succession
+from mooncake_lite.simulator.succession import Conductors
 from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
 from mooncake_lite.workloads.metrics import COMPLETED, FAILED, REJECTED, Record
@@ -103,6 +104,7 @@ class World(Post):
         self.control = Control(self.shape.config)
         layout = self.shape.layout
         self.memory = Memory(layout.layers, layout.nbytes)
+        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
         self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
         self.exact = setting.exact
         self.custody = Custody(
@@ -122,9 +124,10 @@ class World(Post):
         self._most_passes = most_passes
         self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
-        self._unsent: deque[ev.Undelivered] = deque()
+        self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
         self._recalls: Counter[str] = Counter()
-        self.conductors = Succession(self)
+        self._over: set[int] = set()
+        self.conductors = Conductors(self)
         self.dead: set[int] = set()
         self._unreachable: set[int] = set()
         self._heard: dict[str, list[m.Message]] = {}
@@ -220,25 +223,25 @@ class World(Post):
 
         stale   it is of an earlier attempt, or of another start of a rank, and changes nothing
         """
-        event = self._event_of(message)
-        self._apply(event, stale=stale)
+        self._apply(self._event_of(message), message, stale=stale)
         while self._unsent:
             self._apply(self._unsent.popleft())
 
     def _event_of(self, message: m.Message) -> ev.Event:
-        """Return the event of a message. Tokens and the like are kept, as the conductor role does."""
+        """Return the event of a message. The body of a request is kept, as the conductor role does."""
         if isinstance(message, m.Submit):
             most = self.requests[message.request.request_id].most_tokens
             ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
             self.bodies.add(replace(message, request=ends))
             return message.request
+        if isinstance(message, m.PoolQuery):
+            return self._answers.command(f"pool-{message.number}", message)
         if isinstance(message, m.Report):
-            self.bodies.keep(message)
             return message.event
         assert isinstance(message, ev.Event)
         return message
 
-    def _apply(self, event: ev.Event, *, stale: bool = False) -> None:
+    def _apply(self, event: ev.Event, message: m.Message | None = None, *, stale: bool = False) -> None:
         now = self.clock.now
         self.num_events += 1
         if not stale and self.stopped is None:
@@ -248,6 +251,8 @@ class World(Post):
         self.trace.append((now, event, ()))
         waiting, is_new = self.control.state.num_waiting, self._is_new(event)
         effects = self.control.on(event, now)
+        if isinstance(message, m.Report) and self.control.took:
+            self.bodies.keep(message)
         self.trace[-1] = now, event, effects
         if self._observe is not None:
             self._observe(event, now, effects)
@@ -304,6 +309,8 @@ class World(Post):
 
     def forget_conductor(self) -> None:
         """Forget what only the conductor knew that has just died."""
+        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
+        self._over.clear()
         self._visible.clear()
         self._unsent.clear()
         self._heard.clear()
@@ -358,7 +365,11 @@ class World(Post):
                 self.kill(effect.rank, ended=True, why=f"failed: {effect.reason}")
             case fx.MarkLost():
                 pass
-            case fx.Reject() | fx.Fail() | fx.AnswerCommand():
+            case fx.AnswerCommand():
+                assert effect.command not in self._over, f"{effect} after the end of its command"
+                self._over |= {effect.command} if effect.ended else set()
+                self._unsent += self._answers.answer(effect, self.clients.answered)
+            case fx.Reject() | fx.Fail():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
                     self._check_failure(effect)
                 self.clients.on(effect)

@@ -40,7 +40,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Replayed:
     """The outcome of a replay.
 
     events           how many were replayed
@@ -57,7 +57,7 @@ class Outcome:
     difference: Difference | None = None
 
 
-def replay_events(recording: Recording, told: Callable[[int], None] = lambda _: None) -> Outcome:
+def replay_events(recording: Recording, told: Callable[[int], None] = lambda _: None) -> Replayed:
     """Apply all events to a new control plane, up to the first difference.
 
     told   called from time to time with the number of bytes read so far
@@ -66,7 +66,7 @@ def replay_events(recording: Recording, told: Callable[[int], None] = lambda _: 
     """
     control = Control(recording.header.config)
     digester = Digester()
-    outcome = Outcome()
+    outcome = Replayed()
     for entry in recording.entries():
         outcome.events += 1
         outcome.first_s = entry.now if outcome.events == 1 else outcome.first_s
@@ -107,7 +107,7 @@ def command(file: Path) -> int:
     return 1 if outcome.difference else 0
 
 
-def _show(file: Path, recording: Recording, outcome: Outcome, wall_s: float) -> None:
+def _show(file: Path, recording: Recording, outcome: Replayed, wall_s: float) -> None:
     rate = outcome.events / wall_s if wall_s else 0.0
     requests = ", ".join(f"{count:,} {name}" for name, count in sorted(outcome.ended.items())) or "none"
     click.echo(

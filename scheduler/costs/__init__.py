@@ -34,12 +34,12 @@ Fixed costs and noise are a larger part of smaller measurements. Any values of t
 class CostConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The costs before any correction: plain data, part of ControlConfig and of every recording.
 
-    is_guess   nothing was measured: the defaults, which shape Retry-After only
+    is_guess   nothing was measured: placement compares defaults, and no request is refused because of them
     """
 
     prefill: PrefillCost = PrefillCost(0.0, 0.005)
     decode: DecodeCost = DecodeCost(0.05, 0.0, 0.0)
-    transfer: TransferCost = TransferCost(5e9, 1e9, 1e-3)
+    transfer: TransferCost = TransferCost(1e9, 1e-3)
     load: LoadCost = LoadCost(5e9, 1e9, 1e-3)
     is_guess: bool = True
 
@@ -62,7 +62,7 @@ class Costs:
         self._message, self._slot = Average(), Average()
         self._prefill = Corrections(config.prefill.seconds(FULL_TOKENS, 0), limit)
         self._step = Corrections(FULL_STEPS * config.decode.step_s(1, 0), limit)
-        self._transfer = Corrections(transfer.seconds(FULL_NBYTES, True), limit)
+        self._transfer = Corrections(transfer.seconds(FULL_NBYTES), limit)
         self._load = {
             "dram": Corrections(load.seconds("dram", FULL_NBYTES), limit),
             "ssd": Corrections(load.seconds("ssd", FULL_NBYTES), limit),
@@ -89,7 +89,7 @@ class Costs:
         """Predict the computing of a prompt with a cached prefix. See PrefillCost.seconds."""
         return self._prefill.of(instance) * self.config.prefill.seconds(num_tokens, cached)
 
-    def queue_s(self, instance: Column, pending_s: Column) -> Any:
+    def slot_s(self, instance: Column, pending_s: Column) -> Any:
         """Predict for how long requests take a prefill slot, from the seconds of their prefills.
 
         pending_s   on an instance; see PrefillInstance.waiting_s
@@ -115,9 +115,9 @@ class Costs:
         """Predict a decode step. See DecodeCost.step_s."""
         return self._step.of(instance) * self.config.decode.step_s(batch, context_tokens)
 
-    def transfer_s(self, instance: Column, nbytes: Column, far: Column, flows: Column = 0) -> Any:
+    def transfer_s(self, instance: Column, nbytes: Column, flows: Column = 0) -> Any:
         """Predict a transfer to an instance. See TransferCost.seconds."""
-        return self._transfer.of(instance) * self.config.transfer.seconds(nbytes, far, flows)
+        return self._transfer.of(instance) * self.config.transfer.seconds(nbytes, flows)
 
     def rack_transfer_s(self, instance: Column, nbytes: Column, flows: Column = 0) -> Any:
         """Predict a transfer to an instance from a node of its rack. See TransferCost.rack_seconds."""
@@ -142,7 +142,7 @@ class Costs:
 
         Blocks from another node land in pages while the next ones are on their way: a byte is near or far.
         """
-        seconds = self.load_s(instance, "dram", near) + self.transfer_s(instance, far, True, flows)
+        seconds = self.load_s(instance, "dram", near) + self.transfer_s(instance, far, flows)
         return seconds + self._load["ssd"].of_all * self.config.load.seconds("ssd", ssd)
 
     @property
@@ -191,10 +191,6 @@ class Costs:
         """
         self._step.measured(instance, self.config.decode.steps_s(steps, sequences, context_tokens), seconds)
 
-    def measured_transfer(self, instance: int, nbytes: int, far: bool, flows: int, seconds: float) -> None:
-        """Add a measured transfer to an instance. See TransferCost.seconds."""
-        self._transfer.measured(instance, self.config.transfer.seconds(nbytes, far, flows), seconds)
-
     def measured_load(self, instance: int, tier: Tier, nbytes: int, seconds: float) -> None:
         """Add a measured load: "dram" by an instance, "ssd" by the store rank of this number."""
         self._load[tier].measured(instance, self.config.load.seconds(tier, nbytes), seconds)
@@ -202,8 +198,8 @@ class Costs:
     def measured_fetch(self, instance: int, near: int, far: int, seconds: float) -> None:
         """Add a measured fetch of bytes in DRAM. Its seconds are shared as predicted. See fetch_s."""
         near_s = float(self.load_s(instance, "dram", near))
-        far_s = float(self.transfer_s(instance, far, True))
+        far_s = float(self.transfer_s(instance, far))
         if near_s + far_s > 0:
             scale = seconds / (near_s + far_s)
             self.measured_load(instance, "dram", near, scale * near_s)
-            self.measured_transfer(instance, far, True, 0, scale * far_s)
+            self._transfer.measured(instance, self.config.transfer.seconds(far), scale * far_s)

@@ -14,34 +14,29 @@ from scheduler.columns import Column
 
 
 class TransferCost(msgspec.Struct, frozen=True):
-    """Bandwidths between two ranks.
+    """Bandwidths between two nodes. `LoadCost` has those on one node.
 
-    near_bytes_per_s   on one node: a copy in memory
-    far_bytes_per_s    between nodes, until the bytes are in the reader's pages
+    far_bytes_per_s    until the bytes are in the reader's pages
     latency_s          of any transfer
     rack_bytes_per_s   between nodes of one rack; 0: as between any nodes
     """
 
-    near_bytes_per_s: float
     far_bytes_per_s: float
     latency_s: float
     rack_bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not min(self.near_bytes_per_s, self.far_bytes_per_s) > 0:
-            raise ValueError(f"{self}: bandwidths must be above 0")
+        if not self.far_bytes_per_s > 0:
+            raise ValueError(f"{self}: far_bytes_per_s must be above 0")
         if not min(self.latency_s, self.rack_bytes_per_s) >= 0:
             raise ValueError(f"{self}: the latency and rack_bytes_per_s must be 0 or more")
 
-    def seconds(self, nbytes: Column, far: Column, flows: Column = 0) -> Any:
+    def seconds(self, nbytes: Column, flows: Column = 0) -> Any:
         """Return the seconds of a transfer. No bytes take no time.
 
-        far     whether the sender is on another node: a bool, or a bool column
         flows   transfers that the sender has under way already
         """
-        near_s, far_s = 1.0 / self.near_bytes_per_s, 1.0 / self.far_bytes_per_s
-        s_per_byte = near_s + far * (far_s - near_s)
-        return (nbytes > 0) * self.latency_s + nbytes * ((1 + flows) * s_per_byte)
+        return (nbytes > 0) * self.latency_s + nbytes * ((1 + flows) * (1.0 / self.far_bytes_per_s))
 
     def rack_seconds(self, nbytes: Column, flows: Column = 0) -> Any:
         """Return the seconds of a transfer from another node of the same rack."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.placement.choose import Candidate, Comparison, choose, compare, explain, other_decode
+from scheduler.placement.choose import Candidate, Compared, choose, compare, explain, other_decode
 from scheduler.placement.contract import Policy, Ranked
 from scheduler.placement.decisions import Decisions, Explanation
 from scheduler.placement.dynamo import DynamoCost

@@ -40,20 +40,20 @@ class Candidate(msgspec.Struct, frozen=True):
 def choose(policy: Policy, state: State, request: Request, now: float) -> Placement | Wait | Rejection:
     """Choose the least score among the instances with a free decode slot.
 
-    Of equal ones that which decodes fewest itself, then the lowest number. `Wait`: there is no place now.
-    `Rejection`: there will be none.
+    Of instances with equal scores, the one that decodes the fewest sequences itself is chosen, and then the
+    one with the lowest number. `Wait`: there is no place now. `Rejection`: there will be none.
     """
     found = compare(policy, state, request, now)
-    return found.placement(request) if isinstance(found, Comparison) else found
+    return found.placement(request) if isinstance(found, Compared) else found
 
 
 def explain(policy: Policy, state: State, request: Request, now: float) -> list[Candidate]:
     """Compute the terms of every instance that `choose` compares, the choice first. For people and tests."""
     found = compare(policy, state, request, now)
-    return found.candidates() if isinstance(found, Comparison) else []
+    return found.candidates() if isinstance(found, Compared) else []
 
 
-def compare(policy: Policy, state: State, request: Request, now: float) -> Comparison | Wait | Rejection:
+def compare(policy: Policy, state: State, request: Request, now: float) -> Compared | Wait | Rejection:
     """Rank the instances for a request."""
     name = request.request_id
     if not state.prefills or not state.decodes:
@@ -66,11 +66,11 @@ def compare(policy: Policy, state: State, request: Request, now: float) -> Compa
             return Rejection(name, reason, 0.0)
         return Wait(name, "no decode instance has a free slot")
     view = View(state, request, now, rows)
-    return Comparison(view, policy.rank(view))
+    return Compared(view, policy.rank(view))
 
 
 def other_decode(state: State, request_id: str, *, must: bool = False) -> tuple[int, float] | None:
-    """Find a better decode instance for a request whose prefill has ended, and its time between tokens there.
+    """Find a better decode instance than the one that a request has, and its time between tokens there.
 
     must   its own instance is lost, so that any other one with free slots is better
 
@@ -91,7 +91,7 @@ def other_decode(state: State, request_id: str, *, must: bool = False) -> tuple[
     return (int(columns.instance[row]), float(tbt_s[row])) if is_better else None
 
 
-class Comparison:
+class Compared:
     """The figures that one decision compared: columns of its own, which no later change of the books alters.
 
     Rows of terms are made on demand. A comparison of n instances keeps about 100 n bytes.

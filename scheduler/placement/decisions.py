@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from scheduler.placement.choose import Candidate, Comparison, compare
+from scheduler.placement.choose import Candidate, Compared, compare
 from scheduler.placement.contract import Policy
 from scheduler.requests import Placement, Rejection, Request, Wait
 from scheduler.state import State
@@ -20,7 +20,7 @@ from scheduler.state import State
 KEPT = 1000
 """Decisions that are kept. With 100 instances they take 8 MB."""
 
-Outcome = Literal["waits", "placed", "refused"]
+Verdict = Literal["waits", "placed", "refused"]
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -33,15 +33,15 @@ class Explanation(msgspec.Struct, frozen=True):
 
     request_id: str
     policy: str
-    outcome: Outcome
+    outcome: Verdict
     reason: str
     candidates: list[Candidate]
 
 
 @dataclass(slots=True)
 class _Decision:
-    comparison: Comparison | None
-    outcome: Outcome
+    comparison: Compared | None
+    outcome: Verdict
     reason: str
 
 
@@ -58,7 +58,7 @@ class Decisions:
     def choose(self, state: State, request: Request, now: float) -> Placement | Wait | Rejection:
         """Choose, and keep what was compared."""
         found = compare(self._policy, state, request, now)
-        if isinstance(found, Comparison):
+        if isinstance(found, Compared):
             self._keep(request.request_id, _Decision(found, "waits", "others wait"))
             return found.placement(request)
         self._keep(request.request_id, _Decision(None, "waits", found.reason))

@@ -12,7 +12,7 @@ import pytest
 from openai._legacy_response import LegacyAPIResponse
 from openai.types import Completion
 
-from mooncake_lite.profiles.compute import ComputeCost, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassTerms
 from mooncake_lite.tools.bench.goodput import Bench, GoodputPlan
 from mooncake_lite.tools.bench.goodput_load import Shape
 from mooncake_lite.tools.demo.cluster import Cluster
@@ -23,7 +23,7 @@ from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.cluster
 
-COST = ComputeCost(prefill=Terms(0.0, 1e-3, 0.0), decode=Terms(0.02, 1e-3, 0.0))
+COST = ComputeCost(prefill=PassTerms(0.0, 1e-3, 0.0), decode=PassTerms(0.02, 1e-3, 0.0))
 """A prompt token takes 1 ms, a decode step of one sequence 21 ms."""
 
 TINY = ["--pool-bytes", "64MiB", "--staging-bytes", "1MiB", "--kv-cache-bytes", "64MiB"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mooncake_lite.profiles.compute import ComputeCost, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassTerms
 from mooncake_lite.tools.demo.cluster import Cluster, free_port
 from mooncake_lite.tools.streams import process_of
 from tests import emulation, two_nodes
@@ -28,7 +28,7 @@ def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_de
     """A cold prompt of 2,000 tokens in one forward pass takes 3 s, longer than a rank may be silent."""
     prompts = tiny.prompts(10)
     expected = asking.emulated_texts(prompts)
-    cost = ComputeCost(prefill=Terms(2e-3, 1.5 * SILENCE_S / 2000, 0.0), decode=emulation.COST.decode)
+    cost = ComputeCost(prefill=PassTerms(2e-3, 1.5 * SILENCE_S / 2000, 0.0), decode=emulation.COST.decode)
     flags = [*emulation.flags(tmp_path / "model", cost), *SMALL, "--ssd-dir", str(tmp_path / "tier")]
     flags += ["--prefill", "2", "--decode", "2", "--store", "2"]
     flags += ["--dead-after-s", str(SILENCE_S), "--max-num-batched-tokens", "4096"]

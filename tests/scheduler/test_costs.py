@@ -19,7 +19,7 @@ pytestmark = pytest.mark.quick
 CONFIG = CostConfig(
     prefill=PrefillCost(0.06, 1e-4, 1e-9, 2e-6),
     decode=DecodeCost(0.026, 1e-4, 3e-8),
-    transfer=TransferCost(10e9, 2e9, 1e-3),
+    transfer=TransferCost(2e9, 1e-3),
     load=LoadCost(8e9, 1e9, 5e-3),
     is_guess=False,
 )
@@ -59,10 +59,9 @@ def test_a_decode_step_reads_the_weights_once_and_the_kv_of_each_sequence() -> N
 
 
 def test_transfers_of_one_sender_share_its_bandwidth() -> None:
-    assert CONFIG.transfer.seconds(10**9, False) == pytest.approx(0.101)
-    assert CONFIG.transfer.seconds(10**9, True) == pytest.approx(0.501)
-    assert CONFIG.transfer.seconds(10**9, True, 3) == pytest.approx(2.001)
-    assert CONFIG.transfer.seconds(0, True, 3) == 0
+    assert CONFIG.transfer.seconds(10**9) == pytest.approx(0.501)
+    assert CONFIG.transfer.seconds(10**9, 3) == pytest.approx(2.001)
+    assert CONFIG.transfer.seconds(0, 3) == 0
 
 
 def test_a_load_pays_its_tier_and_no_bytes_take_no_time() -> None:
@@ -76,7 +75,7 @@ def test_a_load_pays_its_tier_and_no_bytes_take_no_time() -> None:
     [
         (lambda: PrefillCost(0.0, -1e-3), "every coefficient must be 0 or more"),
         (lambda: DecodeCost(float("nan"), 0.0, 0.0), "every coefficient must be 0 or more"),
-        (lambda: TransferCost(1e9, 0.0, 0.0), "bandwidths must be above 0"),
+        (lambda: TransferCost(0.0, 0.0), "far_bytes_per_s must be above 0"),
         (lambda: LoadCost(1e9, 1e9, -1.0), "the latency 0 or more"),
     ],
 )
@@ -91,19 +90,19 @@ def test_columns_give_what_their_numbers_give() -> None:
         costs.measured_prefill(instance, 4096, 0, factor * CONFIG.prefill.seconds(4096, 0))
         costs.measured_steps(instance, 100, 100, 0, factor * CONFIG.decode.steps_s(100, 100, 0))
     instances, cached, batch = np.arange(6), np.arange(6) * 512, np.arange(6)
-    far, nbytes = np.array([0, 1, 0, 1, 1, 1], bool), np.arange(6) * 10**6
+    nbytes = np.arange(6) * 10**6
     columns = {
         "prefill": costs.prefill_s(instances, 8192, cached),
-        "queue": costs.queue_s(instances, cached.astype(float)),
+        "queue": costs.slot_s(instances, cached.astype(float)),
         "tbt": costs.tbt_s(instances, batch, cached, 100, 2),
-        "transfer": costs.transfer_s(instances, nbytes, far, batch),
+        "transfer": costs.transfer_s(instances, nbytes, batch),
         "fetch": costs.fetch_s(instances, nbytes, 2 * nbytes, batch, nbytes),
     }
     for at in range(6):
         assert columns["prefill"][at] == pytest.approx(costs.prefill_s(at, 8192, 512 * at))
-        assert columns["queue"][at] == pytest.approx(costs.queue_s(at, 512.0 * at))
+        assert columns["queue"][at] == pytest.approx(costs.slot_s(at, 512.0 * at))
         assert columns["tbt"][at] == pytest.approx(costs.tbt_s(at, at, 512 * at, 100, 2))
-        assert columns["transfer"][at] == pytest.approx(costs.transfer_s(at, at * 10**6, bool(far[at]), at))
+        assert columns["transfer"][at] == pytest.approx(costs.transfer_s(at, at * 10**6, at))
         assert columns["fetch"][at] == pytest.approx(
             costs.fetch_s(at, at * 10**6, 2 * at * 10**6, at, at * 10**6)
         )
@@ -255,7 +254,7 @@ def test_a_fetch_corrects_loads_and_transfers_in_their_predicted_shares() -> Non
     costs.measured_fetch(1, 4 * 10**9, 4 * 10**9, 3 * expected)
     factor = average_of(1.0, 3.0)
     assert costs.load_s(1, "dram", 10**9) == pytest.approx(factor * CONFIG.load.seconds("dram", 10**9))
-    assert costs.transfer_s(1, 10**9, True) == pytest.approx(factor * CONFIG.transfer.seconds(10**9, True))
+    assert costs.transfer_s(1, 10**9) == pytest.approx(factor * CONFIG.transfer.seconds(10**9))
     costs.measured_load(3, "ssd", 10**9, 2.01)
     assert costs.load_s(3, "ssd", 10**9) == pytest.approx(average_of(1.0, 2.0) * 1.005)
     assert costs.fetch_s(9, 0, ssd=10**9) == pytest.approx(average_of(1.0, 2.0) * 1.005)
@@ -288,5 +287,5 @@ def test_of_an_answer_that_has_begun_only_the_rest_is_predicted() -> None:
 def test_one_stall_makes_the_queue_eight_times_as_long_at_most() -> None:
     costs = Costs(CostConfig(prefill=PrefillCost(0.0, 0.001), is_guess=False))
     costs.measured_slot(1000, 0, 1.0, 3600.0)
-    assert costs.queue_s(1, 1.0) == pytest.approx(LIMIT)
+    assert costs.slot_s(1, 1.0) == pytest.approx(LIMIT)
     assert costs.held_s(1.0) == pytest.approx(LIMIT)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.quick
 
 PROFILE = s.CostConfig(
     prefill=PrefillCost(0.0, 0.1 / 16), decode=DecodeCost(0.01, 0.01, 0.0),
-    transfer=TransferCost(1e12, 1e12, 0.0), load=LoadCost(1e12, 1e12, 0.0), is_guess=False,
+    transfer=TransferCost(1e12, 0.0), load=LoadCost(1e12, 1e12, 0.0), is_guess=False,
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ KEYS = list(range(10))
 
 CONFIG = CostConfig(
     prefill=PrefillCost(0.0, 0.01), decode=DecodeCost(0.02, 0.001, 0.0),
-    transfer=TransferCost(5e9, 100e6, 0.0), load=LoadCost(1e15, 1e9, 0.0), is_guess=False,
+    transfer=TransferCost(100e6, 0.0), load=LoadCost(1e15, 1e9, 0.0), is_guess=False,
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_loading_a_prefix_beats_computing_it_above_the_papers_bandwidth(
     prefill = PrefillCost(0.0, layers * b * d * d / flops, pairs)
     for bandwidth, loads in ((1.01 * least, True), (0.99 * least, False)):
         config = CostConfig(
-            prefill=prefill, transfer=TransferCost(1e15, bandwidth, 0.0), load=LoadCost(1e15, 1e15, 0.0)
+            prefill=prefill, transfer=TransferCost(bandwidth, 0.0), load=LoadCost(1e15, 1e15, 0.0)
         )
         state = cluster(2, config, block_nbytes=512 * layers * 2 * d // gqa * 2)
         keys = list(range(p // 512))

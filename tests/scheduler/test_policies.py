@@ -28,7 +28,7 @@ def cluster(
     """Prefill instances 1.. and store holders 21.., one of each per node; one decode instance."""
     costs = CostConfig(
         prefill=PrefillCost(0.0, 0.01),
-        transfer=TransferCost(5e9, far_bytes_per_s, 0.0, rack_bytes_per_s),
+        transfer=TransferCost(far_bytes_per_s, 0.0, rack_bytes_per_s),
         load=LoadCost(5e9, 1e9, 0.0),
         is_guess=False,
     )

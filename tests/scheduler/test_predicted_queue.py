@@ -155,15 +155,54 @@ def test_slots_of_both_kinds_stay_within_their_numbers_when_an_instance_is_lost(
         slots, held = TrustedSlots(trust), {}
         sizes = [random.randint(1, 6) for _ in range(random.randint(2, 4))]
         for size in sizes:
-            slots.add(size)
+            slots.change(size)
         lost = sizes.pop()
         for number in range(sum(sizes)):
             if random.random() < 0.8:
                 slots.take(f"r{number}", 1, is_first=random.random() < 0.5)
                 held[f"r{number}"] = 1
-        slots.remove(lost)
+        slots.change(-lost)
         slots.check()
         for name in held:
             slots.keep(name, 0)
         slots.check()
         assert slots.has_free(sum(sizes))
+
+
+def begun(state: s.State, instance: int) -> list[int]:
+    """Begin what may begin on one decode instance; the numbers of the jobs."""
+    found = []
+    while (head := state.held.head()) is not None and len(state.open_prefills(head.n)):
+        state.place(head, s.Placement(head.request_id, 1, instance, False, 0, NO_TERMS), 9.0)
+        found.append(int(head.request_id))
+        state.check()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("trust", "expected"), [(0.0, [4, 3, 0, 1]), (0.5, [4, 3, 1, 2]), (1.0, [4, 3, 1, 2])]
+)
+def test_requests_that_wait_before_there_is_any_slot_begin_as_if_they_had_come_later(
+    trust: float, expected: list[int]
+) -> None:
+    """Gateways have sent them to a new conductor, which has heard of no decode rank yet."""
+    state = s.State(10**6, queue=Predicted(trust))
+    state.add_instance(1, 0, ["prefill"], 9)
+    for number, (predicted, front) in enumerate([(9.0, 0), (5.0, 0), (7.0, 0), (8.0, 1), (6.0, 1)]):
+        state.wait_in_line(request(number, Job(0.0, 1.0, predicted)), 0.0, front=bool(front))
+    assert begun(state, 2) == []
+    state.add_instance(2, 0, ["decode"], 4)
+    state.check()
+    assert begun(state, 2) == expected
+
+
+@pytest.mark.parametrize("trust", [0.5, 1.0])
+def test_a_request_that_needs_more_slots_than_there_are_waits_for_another_instance(trust: float) -> None:
+    state = s.State(10**6, queue=Predicted(trust))
+    state.add_instance(1, 0, ["prefill"], 9)
+    state.add_instance(2, 0, ["decode"], 2)
+    state.wait_in_line(request(0, Job(0.0, 1.0, 5.0, n=3)), 0.0)
+    assert begun(state, 2) == []
+    state.add_instance(3, 0, ["decode"], 6)
+    state.check()
+    assert begun(state, 3) == [0]

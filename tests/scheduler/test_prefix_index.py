@@ -38,12 +38,12 @@ def test_a_node_counts_leading_blocks_only() -> None:
     index.stored(1, 6, "dram")
     assert index.leading([1, 2, 3]).by_node == {0: 1, 1: 3}
     index.removed(2, 6, "dram")
-    assert index.leading([1, 2, 3]).near(1) == 1
+    assert index.leading([1, 2, 3]).by_node[1] == 1
 
 
 def test_two_holders_of_one_node_make_one_run_there() -> None:
     leading = index_of((1, 6, "dram"), (2, 7, "dram"), (3, 6, "dram")).leading([1, 2, 3])
-    assert leading.near(1) == 3
+    assert leading.by_node == {1: 3}
 
 
 def test_the_longest_run_mixes_tiers_and_holders_but_a_node_counts_its_dram_only() -> None:
@@ -56,7 +56,6 @@ def test_nothing_is_held_of_an_unknown_prompt_or_of_none_by_an_unknown_node() ->
     for keys in ([9], []):
         leading = index_of((1, 5, "dram")).leading(keys)
         assert (leading.blocks, leading.ssd_blocks, leading.by_node) == (0, 0, {})
-        assert leading.near(77) == 0
 
 
 def test_a_block_in_both_tiers_stays_when_it_leaves_one() -> None:
@@ -162,9 +161,8 @@ def test_lengths_by_column_are_those_by_node() -> None:
     leading = index.leading(keys)
     columns = leading.near_columns()
     assert columns.shape == (70,)
-    assert {node: n for node in index.nodes if (n := columns[index.node_column(node)])} == leading.by_node
+    assert {node: n for node, n in zip(index.nodes, columns) if n} == leading.by_node
     assert leading.by_node[1000 - 68] == 6
-    assert index.node_column(77) is None
     assert [*index.leading([1]).near_columns()] == [0] * 70
 
 
@@ -190,7 +188,6 @@ class Model:
         assert leading.ssd_blocks == in_dram.count(False)
         assert leading.by_node == {n: near for n in sorted(every) if (near := self.run(keys, {n}, ("dram",)))}
         assert [*leading.near_columns()] == [leading.by_node.get(node, 0) for node in sorted(every)]
-        assert all(leading.near(node) == leading.by_node.get(node, 0) for node in every)
 
 
 TIERS: tuple[Tier, Tier] = ("dram", "ssd")

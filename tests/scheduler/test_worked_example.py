@@ -27,7 +27,7 @@ def cluster() -> s.State:
     costs = CostConfig(
         prefill=PrefillCost(0.0, 0.001),
         decode=DecodeCost(0.02, 0.001, 0.0),
-        transfer=TransferCost(5e9, 100e6, 0.0),
+        transfer=TransferCost(100e6, 0.0),
         load=LoadCost(5e9, 1e9, 0.0),
         is_guess=False,
     )

@@ -1,6 +1,6 @@
-"""The connections of a computing rank: to the conductor and to gateways, over ZeroMQ.
+"""The connections of a computing rank: to the conductor and to the gateway, over ZeroMQ.
 
-Built by `roles.assemble`, used by `loop.py`. Sends the metrics of the rank when they are due.
+Built by `ranks.assemble`, used by `loop.py`. Sends the metrics of the rank when they are due.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Connections:
         self._conductor = conductor
         self._open_gateway = open_gateway
         self._must_stop, self._new_term = must_stop, new_term
-        self._gateways: dict[str, Spoke] = {}
+        self._gateways: dict[str, Spoke] = {}  # the one that lives, by name
         self.stop: Stop | None = None
         self.may_leave = False
         self._reported_at = 0.0
@@ -70,7 +70,7 @@ class Connections:
                 self._transfers.mark_lost(message.rank, message.reason)
             elif isinstance(message, GatewayAt):
                 if message.gateway not in self._gateways:
-                    self._gateways[message.gateway] = self._open_gateway(message.endpoint)
+                    self._replace_gateway(message)
             else:
                 orders.append(message)
         return orders
@@ -87,12 +87,22 @@ class Connections:
             about = self.rank.number, self.rank.epoch, request_id, attempt
             self._conductor.send(RequestFailed(*about, str(error)))
 
+    def _replace_gateway(self, at: GatewayAt) -> None:
+        """Connect to the gateway that lives. An earlier one has died, and what waits for it is lost."""
+        for spoke in self._gateways.values():
+            spoke.renew()  # otherwise close() would try to deliver that first
+            spoke.close()
+        self._gateways = {at.gateway: self._open_gateway(at.endpoint)}
+
     def to_gateway(self, gateway: str, message: Message) -> None:
-        """Send to a gateway. A gateway that sent no hello is a bug of ours."""
-        self._gateways[gateway].send(message)
+        """Send to the gateway. Drop and count what is for an earlier one: its clients are gone."""
+        if gateway in self._gateways:
+            self._gateways[gateway].send(message)
+        else:
+            self.rank.counters["token_messages_dropped_total"] += 1
 
     def close(self) -> None:
-        """Close the connections to gateways. The conductor's belongs to the caller."""
+        """Close the connection to the gateway. The conductor's belongs to the caller."""
         for spoke in self._gateways.values():
             spoke.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mooncake_lite import messages as m
 from scheduler.instance import DECODE, PREFETCH, PREFILL, Job
 
-DUTIES: dict[type[m.StartOrder], frozenset[str]] = {
+DUTIES_OF_ORDERS: dict[type[m.StartOrder], frozenset[str]] = {
     m.StartPrefill: frozenset({PREFILL}),
     m.StartDecode: frozenset({DECODE}),
     m.StartServe: frozenset({PREFILL, DECODE}),
@@ -37,7 +37,7 @@ def job_of(start: m.Start, max_len: int) -> Job:
     return Job(
         order.request_id,
         order.attempt,
-        DUTIES[type(order)],
+        DUTIES_OF_ORDERS[type(order)],
         body.token_ids,
         body.answered,
         body.max_tokens,

@@ -31,7 +31,7 @@ from mooncake_lite.ranks.plan import StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
 from mooncake_lite.ranks.steward.children import Child
 from mooncake_lite.ranks.steward.loop import Steward
-from mooncake_lite.ranks.steward.losses import Losses
+from mooncake_lite.ranks.steward.losses import LossQueue
 from mooncake_lite.ranks.traced import rank_tracer
 from transport.address import reachable_address, reserved_port, tcp_endpoint
 from transport.channel import Spoke
@@ -67,7 +67,7 @@ def work(process: RankProcess) -> int:
     })  # fmt: skip
     conductor.start(term=0, lost=[])
     spoke = Spoke(process.run_dir.control, "steward", Decoder(m.TO_STEWARD))
-    losses = Losses(spoke.wake)
+    losses = LossQueue(spoke.wake)
     monitor = Monitor(
         [process.run_dir.heart, *([tcp_endpoint(host, "*")] if host else [])],
         [f"rank-{rank}" for rank in range(1, config.ranks)],

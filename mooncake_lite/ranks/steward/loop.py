@@ -11,7 +11,7 @@ import time
 from mooncake_lite import messages as m
 from mooncake_lite.launch.rank_process import STOP_EXTRA_S
 from mooncake_lite.ranks.steward.children import Child
-from mooncake_lite.ranks.steward.losses import Loss, Losses
+from mooncake_lite.ranks.steward.losses import Loss, LossQueue
 from transport.channel import Spoke
 from transport.engine import TransferEngine
 from transport.membership import Monitor
@@ -37,7 +37,7 @@ class Steward:
         monitor: Monitor,
         world: World,
         transfers: TransferEngine,
-        losses: Losses,
+        losses: LossQueue,
         conductor: Child,
         gateway: Child,
     ) -> None:

@@ -18,7 +18,7 @@ class Loss(NamedTuple):
     ended: bool = True
 
 
-class Losses:
+class LossQueue:
     """Keeps losses until the steward takes them. wake makes its loop look; any thread may call it."""
 
     def __init__(self, wake: Callable[[], object]) -> None:

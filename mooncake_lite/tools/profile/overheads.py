@@ -14,7 +14,7 @@ from statistics import median
 from mooncake_lite.config.machine import machine
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
-from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassLoad, PassTerms
 from mooncake_lite.profiles.file import (
     VERSION,
     ComputeSection,
@@ -27,7 +27,7 @@ from mooncake_lite.profiles.file import (
 from mooncake_lite.profiles.fit import MeasuredPass
 from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, in_a_file, started
 
-COST = ComputeCost(prefill=Terms(0.005, 4e-4, 8e-8), decode=Terms(0.025, 3e-4, 0.0))
+COST = ComputeCost(prefill=PassTerms(0.005, 4e-4, 8e-8), decode=PassTerms(0.025, 3e-4, 0.0))
 """Of ranks that sleep. A prompt of 752 tokens, the mean of the public trace over 16, takes 0.33 s. Steps of
 25 ms leave two cores time for all the processes."""
 

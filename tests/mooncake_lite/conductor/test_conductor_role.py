@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import events as ev
+from mooncake_lite.messages.pool import PoolProgress
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
 from store.policies.sieve import SIEVE
@@ -68,7 +69,8 @@ class Cluster:
         body = self.role.bodies[name]
         if kind is m.DecodeEnded:
             self.tell("gateway-0", m.AnswerReceived(body.client_id, more.get("branch", body.body.branch)))
-        return self.tell(f"rank-{rank}", kind(rank, 0, name, body.attempt, *fields, **more))
+        attempt = self.role.control.requests[name].attempt
+        return self.tell(f"rank-{rank}", kind(rank, 0, name, attempt, *fields, **more))
 
     def recalled(self, recall: m.Recall, *answers: list[int]) -> list[Any]:
         """Deliver what the client of a gateway has, of each branch that it is asked about."""
@@ -343,6 +345,28 @@ def test_an_answer_that_is_too_large_is_an_error_of_its_query_alone(query: m.Mes
     cluster.hub.max_bytes = DEFAULT_MAX_BYTES
     (answer,) = cluster.tell("pool-1", query)
     assert not isinstance(answer, m.PoolEnded)
+
+
+@pytest.mark.parametrize("what", ["verify", "get"])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_pool_command_whose_answers_cannot_be_sent_ends_alone(what: Any, is_killed: bool) -> None:
+    """The last blocks that it compares give two answers at once, its progress and its end."""
+    cluster = Cluster()
+    cluster.serve("a", list(range(150)))
+    key = cluster.directory.visible_objects()[0].key
+    assert key is not None
+    (check,) = cluster.tell("pool-1", m.PoolQuery(what, keys=[key], number=3))
+    if is_killed:
+        cluster.hub.unreachable.add("pool-1")
+    else:
+        cluster.hub.too_large = PoolProgress
+    good = [True] * len(check.refs)
+    told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
+    assert [type(one) for one in told] == [PoolProgress if is_killed else m.PoolEnded]
+    cluster.hub.too_large = None
+    (check,) = cluster.tell("pool-2", m.PoolQuery(what, keys=[key], number=4))
+    told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
+    assert [type(one) for one in told] == [PoolProgress, m.PoolEnded]
 
 
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:

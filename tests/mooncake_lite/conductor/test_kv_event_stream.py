@@ -14,6 +14,8 @@ from store.directory import Directory
 from store.kv_events import EventTranslator
 from store.objects import BlockRef
 from store.policies import policy_factory
+from tests.mooncake_lite.conductor.test_lost_ranks import Cluster
+from tests.mooncake_lite.conductor.wording import SUMS
 from tests.store.samples import SMALL
 
 pytestmark = pytest.mark.quick
@@ -23,9 +25,9 @@ def new_stream() -> KVEventStream:
     """A stream without sockets."""
     stream = KVEventStream.__new__(KVEventStream)
     stream.translator = EventTranslator(SMALL.block_tokens)
-    sink: Any = SimpleNamespace(publish=lambda batch: None)
+    sink: Any = SimpleNamespace(publish=lambda batch: None, serve=lambda: None)
     stream.publisher, stream._encoder = sink, SimpleNamespace(encode=lambda batch: b"")  # type: ignore[assignment]
-    stream._wanted, stream._granted = {}, {}
+    stream._granted = {}
     return stream
 
 
@@ -53,4 +55,45 @@ def test_the_tokens_of_a_block_that_a_decode_rank_gives_back_are_described_when_
     assert len(stream.translator) == 0
     stream.on_puts_ended(m.PutsEnded(2, 0, 3, [11], [[1] * SMALL.layers]))
     assert len(stream.translator) == 1
-    assert (stream._wanted, stream._granted) == ({}, {})
+    assert stream._granted == {}
+
+
+class Listened(Cluster):
+    """A cluster with listeners: rank 2 decodes, and asks for places for the blocks that it fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = self.role._stream = new_stream()
+
+    def wants(self, number: int, epoch: int = 0) -> list[Any]:
+        """Let rank 2 ask for a place; the places that it got."""
+        event = m.PutsWanted(2, epoch, number, [number], [number], [(None, 0)], ["a"])
+        granted = self.tell("rank-2", m.Report(event, [[number] * SMALL.block_tokens]))
+        return [place for order in granted for place in order.places]
+
+
+def test_the_tokens_of_places_that_a_lost_rank_was_given_are_forgotten() -> None:
+    cluster = Listened()
+    assert [len(cluster.wants(number)) for number in (1, 2, 1)] == [1, 1, 0]
+    assert cluster.wants(3, epoch=1) == []
+    assert set(cluster.stream._granted) == {(2, 1), (2, 2)}
+    cluster.loses(2)
+    assert cluster.stream._granted == {}
+
+
+def test_the_tokens_of_places_that_a_rank_does_not_hear_of_are_forgotten() -> None:
+    cluster = Listened()
+    cluster.hub.unreachable.add("rank-2")
+    cluster.wants(1)
+    assert cluster.stream._granted == {}
+    assert cluster.role.control.directory.stats()["writing_bytes"] == 0
+
+
+def test_a_block_that_a_rank_has_written_is_described_unless_the_control_plane_ignores_that() -> None:
+    cluster = Listened()
+    (first,), (second,) = cluster.wants(1), cluster.wants(2)
+    cluster.tell("rank-2", m.PutsEnded(2, 1, 1, [first.object_id], [SUMS]))
+    assert len(cluster.stream.translator) == 0
+    for number, place in ((1, first), (2, second)):
+        cluster.tell("rank-2", m.PutsEnded(2, 0, number, [place.object_id], [SUMS]))
+        assert len(cluster.stream.translator) == number

@@ -14,7 +14,7 @@ from mooncake_lite.control import events as ev
 from store.keys import block_digests, prefix_keys
 from tests.mooncake_lite.conductor.fake_hub import new_role
 from tests.mooncake_lite.conductor.test_modes import LAYOUT, TOKENS, Conductor
-from tests.mooncake_lite.conductor.wording import BLOCK, kind, prefilled, submit
+from tests.mooncake_lite.conductor.wording import BLOCK, kind, left, prefilled, submit
 from transport.channel import Hub, Spoke
 from transport.wire import Decoder
 
@@ -206,7 +206,64 @@ def test_a_rank_with_a_malformed_report_is_killed_once_and_its_work_goes_on_when
     assert reason.startswith("sent a malformed Preempted: ")
     assert cluster.role.stop is None
     (recall,) = cluster.loses(rank, f"failed: {reason}")
-    assert cluster.recalled(recall, [7])[0].body.token_ids == [*TOKENS, 7]
+    assert cluster.recalled(recall, [8])[0].body.token_ids == [*TOKENS, 8]
+
+
+@pytest.mark.parametrize("why", [m.Preempted, m.Swapped])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rank": 5}, {"epoch": 1}, {"attempt": 9}, {"keys": []}, {"branch": 1}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_report_that_the_control_plane_ignores_changes_no_token(why: Any, wrong: dict[str, Any]) -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    rank = decode.order.rank
+    report = left(why, decode, [*TOKENS, 7])
+    if "rank" in wrong:
+        wrong = {"rank": wrong["rank"] - rank}
+    report = replace(report, event=replace(report.event, **wrong))
+    assert cluster.tell(f"rank-{report.event.rank}", report) == []
+    (recall,) = cluster.loses(rank)
+    assert cluster.recalled(recall, [8])[0].body.token_ids == [*TOKENS, 8]
+
+
+def test_a_first_token_from_a_rank_that_was_given_no_prompt_is_in_no_order() -> None:
+    cluster = Cluster()
+    (job,) = cluster.tell("gateway-0", submit("a", TOKENS))
+    wrong = prefilled(job, [9])
+    assert cluster.tell("rank-2", replace(wrong, event=replace(wrong.event, rank=2))) == []
+    *_, decode = cluster.tell("rank-1", prefilled(job, [7]))
+    assert decode.body.token_ids == [*TOKENS, 7]
+
+
+@pytest.mark.parametrize("why", [m.Preempted, m.Swapped, m.PrefillEnded])
+@pytest.mark.parametrize("token_ids", [[], [[]], [[7], [7]], [[7] * 200]])
+def test_a_rank_whose_report_has_other_tokens_than_it_says_is_killed(
+    why: Any, token_ids: list[list[int]]
+) -> None:
+    cluster, rank = Cluster(), 1
+    if why is m.PrefillEnded:
+        (job,) = cluster.tell("gateway-0", submit("a", TOKENS))
+        report = prefilled(job)
+    else:
+        job = cluster.decoding()
+        rank, report = job.order.rank, left(why, job, [*TOKENS, 7])
+    assert cluster.tell(f"rank-{rank}", replace(report, token_ids=token_ids)) == []
+    ((killed, reason),) = cluster.hub.killed
+    assert (killed, cluster.role.stop) == (rank, None)
+    assert reason.startswith(f"sent a malformed {why.__name__}: ")
+    assert cluster.role.bodies["a"].body.token_ids[:-1] in (TOKENS, TOKENS[:-1])
+
+
+def test_an_answer_so_far_with_other_tokens_than_it_says_changes_nothing() -> None:
+    cluster = Cluster()
+    decode = cluster.decoding()
+    (recall,) = cluster.loses(decode.order.rank)
+    event = m.Recalled("a", recall.attempt, [m.AnswerSoFar(0, 2, False, [], [])])
+    for token_ids in ([], [[7]], [[7, 8], [7]]):
+        assert cluster.tell("gateway-0", m.Report(event, token_ids)) == []
+    assert cluster.recalled(recall, [7, 8])[0].body.token_ids == [*TOKENS, 7, 8]
 
 
 def gateway_lost(cluster: Cluster, final: bool = False) -> list[tuple[str, m.Message]]:
@@ -230,6 +287,16 @@ def test_requests_of_a_lost_gateway_are_cancelled_and_those_of_the_next_one_are_
     request, body = replace(message.request, gateway="gateway-1"), replace(message.body, gateway="gateway-1")
     (job,) = cluster.tell("gateway-1", m.Submit(request, body))
     assert job.body.gateway == "gateway-1"
+
+
+def test_introductions_of_lost_gateways_are_forgotten() -> None:
+    cluster = Cluster()
+    for number in (1, 2, 3):
+        cluster.tell("steward", ev.GatewayLost(f"gateway-{number - 1}", "the gateway ended", False))
+        name = f"gateway-{number}"
+        sent = cluster.tell(name, m.GatewayHello(name, [f"ipc://{number}"]))
+        assert sent.count(m.GatewayAt(name, f"ipc://{number}")) == 3
+        assert len(cluster.role.gateways._introduced) == 3
 
 
 def test_the_final_loss_of_a_gateway_ends_the_cluster() -> None:

@@ -43,7 +43,7 @@ BLOCK_BYTES = 1024
 
 PROFILE = CostConfig(
     prefill=PrefillCost(0.0, 0.1 / 16), decode=DecodeCost(0.01, 0.01, 0.0),
-    transfer=TransferCost(1e12, 1e12, 0.0), load=LoadCost(1e12, 1e12, 0.0), is_guess=False,
+    transfer=TransferCost(1e12, 0.0), load=LoadCost(1e12, 1e12, 0.0), is_guess=False,
 )  # fmt: skip
 """0.1 s to prefill a block, 10 ms for a decode step and 10 ms for each sequence in it."""
 
@@ -53,7 +53,7 @@ def profile(link_ms: int, rack_ms: int) -> CostConfig:
     if not link_ms:
         return PROFILE
     far, rack = (BLOCK_BYTES * 1000 / ms if ms else 0.0 for ms in (link_ms, rack_ms))
-    return replace(PROFILE, transfer=TransferCost(1e12, far, 0.0, rack))
+    return replace(PROFILE, transfer=TransferCost(far, 0.0, rack))
 
 
 class Scenario:

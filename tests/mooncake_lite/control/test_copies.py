@@ -32,7 +32,7 @@ class TwoNodes:
     def __init__(self, prefixes: int, *near_blocks: int) -> None:
         roles = ["steward", "prefill", "decode", "store", *["store"] * len(near_blocks)]
         nodes = [0, 1, 1, 0, *[1] * len(near_blocks)]
-        prefill, transfer = PrefillCost(0.0, 0.01), TransferCost(1e9, 1e9, 0.0)
+        prefill, transfer = PrefillCost(0.0, 0.01), TransferCost(1e9, 0.0)
         load = LoadCost(1e9, 1e9, 0.0)
         costs = CostConfig(prefill=prefill, transfer=transfer, load=load, is_guess=False)
         layout = (2, 1, 16, 4, 4, "none")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mooncake_lite.conductor.pool_answers import PoolAnswers
 from mooncake_lite.conductor.recording import Digester, Recorder
 from mooncake_lite.config.modes import MODES
 from mooncake_lite.control import Control
@@ -39,7 +40,7 @@ from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
 from scheduler.instance import faults, progress
 from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE
-from scheduler.placement import Comparison
+from scheduler.placement import Compared
 from store.adoption import Adoption
 from store.directory import Directory
 from store.quarantine import Quarantine
@@ -327,7 +328,7 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "withheld tokens are never released": (Reports, "_release", skip),
     "the queue has no bound": (BoundedQueue, "on_arrival", skip),
     "reports of pages are forgotten": (State, "note_pages", skip),
-    "any rank may decode": (Comparison, "_decode_of", lambda self, row: self._fastest),
+    "any rank may decode": (Compared, "_decode_of", lambda self, row: self._fastest),
     "prefill and decode ranks are confused": (
         Dispatcher,
         "_ranks_of",
@@ -368,7 +369,7 @@ def test_the_world_notices_a_mistake_of_the_control_plane(
 
     with pytest.raises(WorldFailure, match=r"seed \d+: .*\n(.*\n)*the last \d+ events of \d+:"):
         run_all(
-            (117, 96, 93, 89, 72, 74, *range(70, 140))
+            (117, 96, 109, 83, 93, 89, 72, 74, *range(70, 140))
         )  # the first ones tell all, as worlds are drawn today
 
 
@@ -380,7 +381,26 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
     monkeypatch.setattr(owner, name, wrong)
 
     with pytest.raises(WorldFailure):
-        run_all((22, 0, 47, 88, 121, 300, 13, 36, 85, 79, *range(150)), DEATHS)  # the first ones tell all
+        run_all(
+            (22, 0, 47, 88, 115, 8, 121, 300, 13, 36, 85, 79, *range(150)), DEATHS
+        )  # the first ones tell all
+
+
+ANSWER = PoolAnswers.answer
+
+
+def all_answers_have_a_sender(self: PoolAnswers, effect: Any, send: Any) -> Any:
+    assert effect.command in self._open, "the sender of this command was gone before"
+    return ANSWER(self, effect, send)
+
+
+def test_a_world_in_which_pool_commands_are_killed_notices_that_one_is_answered_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PoolAnswers, "answer", all_answers_have_a_sender)
+    faults = replace(Faults.none(), command=0.5, killed=0.5)
+    with pytest.raises(WorldFailure, match="the sender of this command was gone before"):
+        run_all(range(20), faults)
 
 
 NOTE_TOKENS = progress._tokens

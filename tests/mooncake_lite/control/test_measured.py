@@ -45,17 +45,17 @@ def test_only_the_blocks_that_were_read_count_and_near_ones_are_loads() -> None:
     near_s = 2 * BLOCK_NBYTES / 1e9  # 1 GB/s, where 5 GB/s were guessed
     measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], near_s, 3.2, 0.0, 64, 2), 9.0)
     assert costs.load_s(1, "dram", 10**9) == pytest.approx(1.0)
-    assert costs.transfer_s(1, 10**9, True) == TRANSFER.seconds(10**9, True)
+    assert costs.transfer_s(1, 10**9) == TRANSFER.seconds(10**9)
     assert costs.prefill_s(1, 64, 0) == pytest.approx(3.2)
     assert costs.load_s(2, "ssd", 10**8) == pytest.approx(0.5)
 
 
 def test_a_read_of_near_and_far_blocks_corrects_both_costs_alike() -> None:
     costs, measured, record = setup()
-    expected = LOAD.seconds("dram", 2 * BLOCK_NBYTES) + TRANSFER.seconds(2 * BLOCK_NBYTES, True)
+    expected = LOAD.seconds("dram", 2 * BLOCK_NBYTES) + TRANSFER.seconds(2 * BLOCK_NBYTES)
     measured.prefilled(record, ev.PrefillEnded(1, 0, "a", 1, [], [], 3 * expected, 0.0, 0.0, 0, 4), 9.0)
     assert costs.load_s(1, "dram", 10**9) == pytest.approx(3 * LOAD.seconds("dram", 10**9))
-    assert costs.transfer_s(1, 10**9, True) == pytest.approx(3 * TRANSFER.seconds(10**9, True))
+    assert costs.transfer_s(1, 10**9) == pytest.approx(3 * TRANSFER.seconds(10**9))
 
 
 def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed_others_too() -> None:
@@ -79,7 +79,7 @@ def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed
 def test_a_decode_rank_that_loads_is_measured_too() -> None:
     costs, measured, record = setup()
     record.tail = BlockRef(9, 4, 0, BLOCK_NBYTES)
-    far_s = TRANSFER.seconds(2 * BLOCK_NBYTES, True)
+    far_s = TRANSFER.seconds(2 * BLOCK_NBYTES)
     near_s = LOAD.seconds("dram", 3 * BLOCK_NBYTES)
     measured.loaded(record, ev.DecodeLoaded(3, 0, "a", 1, 2 * (near_s + far_s), 5))
     assert costs.load_s(3, "dram", 10**9) == pytest.approx(2 * LOAD.seconds("dram", 10**9))

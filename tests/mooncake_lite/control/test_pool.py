@@ -19,6 +19,6 @@ def test_blocks_that_come_and_go_together_are_one_run_of_the_index() -> None:
     plane.on(ev.BlocksSaved(3, 0, keys[::-1], "durable"))
     assert (len(index), len(index.runs())) == (6, 1)
     plane.serve("b", 12 * BLOCK + 1)
-    assert index.leading(keys).near(0) == 3, "13 places are wanted, 10 were free"
+    assert index.leading(keys).by_node[0] == 3, "13 places are wanted, 10 were free"
     assert index.leading(keys).ssd_blocks == 3
     assert (len(index), len(index.runs())) == (18, 3), "two of request a, and one of b"

@@ -24,7 +24,7 @@ CONFIG = ControlConfig(
     policy="topology",
     costs=CostConfig(
         prefill=PrefillCost(0.0, 0.01),
-        transfer=TransferCost(1e9, 1e9, 0.0),
+        transfer=TransferCost(1e9, 0.0),
         load=LoadCost(1e9, 1e9, 0.0),
         is_guess=False,
     ),
@@ -63,7 +63,7 @@ def test_what_is_in_the_rack_is_read_there_and_the_rest_from_afar() -> None:
 
 def test_blocks_that_are_too_far_are_not_loaded() -> None:
     """A block takes 0.16 s to compute, 1 ms from the rack and 1 s from elsewhere."""
-    slow = TransferCost(1e9, BLOCK_BYTES, 0.0, 1000.0 * BLOCK_BYTES)
+    slow = TransferCost(BLOCK_BYTES, 0.0, 1000.0 * BLOCK_BYTES)
     costs = msgspec.structs.replace(CONFIG.costs, transfer=slow)
     assert loads(msgspec.structs.replace(CONFIG, costs=costs), KEYS, KEYS[:2]) == [4, 4]
     assert loads(msgspec.structs.replace(CONFIG, costs=costs), KEYS, []) == []

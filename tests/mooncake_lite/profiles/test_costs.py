@@ -14,7 +14,7 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles import costs as profile_costs
 from mooncake_lite.profiles import file as profile_file
-from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, Terms
+from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassTerms
 from mooncake_lite.profiles.costs import costs_of, serving_costs
 from mooncake_lite.profiles.file import (
     SHIPPED,
@@ -60,17 +60,17 @@ def test_every_section_gives_its_costs_scaled_and_what_is_missing_is_guessed(tmp
     assert (only_passes.transfer, only_passes.load) == (CostConfig().transfer, CostConfig().load)
 
     whole = PrefillSection(CHUNK_TOKENS, PrefillCost(0.1, 1e-3, 1e-7, 1e-5), FitError(0.0, 0.0), [])
-    profile = profile.with_section("prefill", whole).with_section("moves", MovesSection(near_bytes_per_s=7e9))
+    profile = profile.with_section("prefill", whole).with_section("moves", MovesSection(far_bytes_per_s=7e9))
     profile = profile.with_section("compute", msgspec.structs.replace(profile.compute, time_scale=0.5))
     found = costs_of(profile)
     assert found.prefill.seconds(1000, 500) == pytest.approx(0.5 * whole.fit.seconds(1000, 500))
     assert found.decode.step_s(4, 0) == pytest.approx(0.5 * (2e-3 + 4e-4))
-    assert found.transfer.near_bytes_per_s == 7e9
+    assert found.transfer.far_bytes_per_s == 7e9
     assert found.load == CostConfig().load
 
 
 def test_a_prompt_in_chunks_pays_a_base_for_each() -> None:
-    cost = profile_costs.in_chunks(ComputeCost(Terms(0.01, 1e-3, 1e-6), Terms(0.0, 0.0, 0.0)))
+    cost = profile_costs.in_chunks(ComputeCost(PassTerms(0.01, 1e-3, 1e-6), PassTerms(0.0, 0.0, 0.0)))
     assert cost.seconds(10 * CHUNK_TOKENS, 0) == pytest.approx(
         11 * 0.01 + 2.56 + 1e-6 * 2560 * 2561 / 2, rel=1e-9
     )
@@ -171,7 +171,7 @@ def test_decode_takes_what_the_paper_has_measured() -> None:
 
 def test_moving_40_gb_takes_what_46_gb_per_s_takes() -> None:
     costs = costs_of(paper())
-    assert costs.transfer.seconds(40e9, True) == pytest.approx(40 / 46, rel=0.01)
+    assert costs.transfer.seconds(40e9) == pytest.approx(40 / 46, rel=0.01)
     assert costs.load.seconds("dram", 40e9) == pytest.approx(40 / 46, rel=0.01)
 
 

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassLoad, PassTerms
 from mooncake_lite.profiles.fit import MeasuredPass, MeasuredPrompt, error_of, errors, fit, fit_prompts
 from scheduler.costs import PrefillCost
 
 pytestmark = pytest.mark.quick
 
-COST = ComputeCost(prefill=Terms(0.04, 1.5e-3, 2e-7), decode=Terms(0.03, 4e-3, 3e-6))
-TWO_RANGES = ComputeCost(prefill=Terms(0.04, 1.5e-3, 2e-7, 32, 0.01, 5e-4), decode=COST.decode)
+COST = ComputeCost(prefill=PassTerms(0.04, 1.5e-3, 2e-7), decode=PassTerms(0.03, 4e-3, 3e-6))
+TWO_RANGES = ComputeCost(prefill=PassTerms(0.04, 1.5e-3, 2e-7, 32, 0.01, 5e-4), decode=COST.decode)
 
 
 def passes(cost: ComputeCost, noise: float = 0.0) -> list[MeasuredPass]:
@@ -50,7 +50,7 @@ def test_passes_of_few_tokens_get_terms_of_their_own_where_they_use_other_kernel
     assert fit(passes(COST, noise=0.02)).prefill.short_tokens == 0, "one range, and noise"
 
 
-def terms_of_few(found: Terms) -> list[float]:
+def terms_of_few(found: PassTerms) -> list[float]:
     return [found.short_base_s, found.short_per_token_s]
 
 
@@ -71,7 +71,7 @@ def test_all_tokens_of_a_mixed_pass_decide_which_kernels_it_uses() -> None:
 
 
 def test_noise_makes_no_term_negative_and_the_error_tells_of_it() -> None:
-    flat = ComputeCost(prefill=Terms(0.04, 0.0, 0.0), decode=Terms(0.0, 4e-3, 0.0))
+    flat = ComputeCost(prefill=PassTerms(0.04, 0.0, 0.0), decode=PassTerms(0.0, 4e-3, 0.0))
     measured = passes(flat, noise=0.1)
     found = fit(measured)
     assert min(terms(found)) >= 0

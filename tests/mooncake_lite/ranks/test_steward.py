@@ -10,7 +10,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.ranks.steward.loop import Steward
-from mooncake_lite.ranks.steward.losses import Loss, Losses
+from mooncake_lite.ranks.steward.losses import Loss, LossQueue
 
 pytestmark = pytest.mark.quick
 
@@ -51,7 +51,7 @@ class Around:
         self.watched: list[str] = []
         self.killed: list[tuple[str, str]] = []
         self.marked: list[int] = []
-        self.losses = Losses(lambda: None)
+        self.losses = LossQueue(lambda: None)
         self.conductor, self.gateway = FakeChild("conductor"), FakeChild("gateway")
         spoke: Any = SimpleNamespace(
             receive=self.receive, send=self.sent.append, renew=lambda: self.sent.append(None)
@@ -85,7 +85,7 @@ class Around:
 
 def test_losses_wake_the_steward_and_are_taken_once_in_order() -> None:
     woken = threading.Semaphore(0)
-    losses = Losses(woken.release)
+    losses = LossQueue(woken.release)
     losses.on_lost("rank-2", "its process 5 ended", True)
     losses.on_fatal("monitor", "KeyError: 1")
     assert losses.take() == Loss("rank-2", "its process 5 ended", True)

@@ -17,7 +17,7 @@ from msgspec.structs import replace as changed
 from mooncake_lite.cli import main
 from mooncake_lite.control import effects as fx
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.compute import ComputeCost, PassLoad, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassLoad, PassTerms
 from mooncake_lite.profiles.costs import pass_seconds
 from mooncake_lite.profiles.file import OverheadsSection, named_profile
 from mooncake_lite.simulator.cluster import Cluster, parse_nodes
@@ -134,7 +134,7 @@ def erlang_wait_s(servers: int, rate: float, service_s: float) -> float:
 def test_prompts_of_several_nodes_wait_as_long_as_erlang_says(soak: int) -> None:
     """Service times are exponential: a token takes 0.1 ms, and nothing else takes time."""
     seeds, servers, mean_tokens = (4 if soak == 1 else 40), 3, 8_000
-    fit = ComputeCost(Terms(0.0, 1e-4, 0.0), Terms(1e-3, 0.0, 0.0))
+    fit = ComputeCost(PassTerms(0.0, 1e-4, 0.0), PassTerms(1e-3, 0.0, 0.0))
     alone = changed(
         PROFILE, sections={name: raw for name, raw in PROFILE.sections.items() if name != "prefill"}
     )

@@ -25,7 +25,7 @@ Begin = Callable[[ProfiledHardware, Action], None]
 def ends(*moves: Begin, far: float = FAR, near: float = NEAR) -> list[float]:
     """Begin all moves at once, and return when each is done."""
     clock = Clock()
-    costs = CostConfig(transfer=TransferCost(NEAR, far, LATENCY_S), load=LoadCost(near, SSD, SSD_LATENCY_S))
+    costs = CostConfig(transfer=TransferCost(far, LATENCY_S), load=LoadCost(near, SSD, SSD_LATENCY_S))
     hardware = ProfiledHardware(clock, lambda load: 0.0, costs, NODES, OverheadsSection())
     found = [-1.0] * len(moves)
     for number, begin in enumerate(moves):

@@ -31,9 +31,7 @@ def ends(*nbytes: int) -> list[float]:
     """Begin a pass on each of some ranks at once; they load from one node. Returns when each pass ends."""
     clock = Clock()
     nodes = range(len(nbytes) + 1)
-    costs = CostConfig(
-        transfer=TransferCost(BYTES_PER_S, BYTES_PER_S, LATENCY_S), load=LoadCost(1e6, 1e6, 0.0)
-    )
+    costs = CostConfig(transfer=TransferCost(BYTES_PER_S, LATENCY_S), load=LoadCost(1e6, 1e6, 0.0))
     world: Any = SimpleNamespace(
         exact=True,
         clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2, 1024),

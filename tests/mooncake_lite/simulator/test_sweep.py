@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import main
-from mooncake_lite.simulator.sweep import NO_OPTIONS
+from mooncake_lite.simulator.sweep import NO_OPTIONS, read_sweep
 from mooncake_lite.workloads.traces import write_trace
 from tests.mooncake_lite.workloads.made import made_trace
 
@@ -98,6 +98,7 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path: Path) -> None
         (('"random"', '"fastest"'), "'fastest' is not one of"),
         (("link-gbps = [24", "link-gbps = [0"), "0.0 is not in the range"),
         (("spread", "spred"), "No such option '--spred'"),
+        (("spread = true", "spred = false"), "No such option '--spred'"),
         (("spread = true", 'json = "a"'), "json is no option of a sweep"),
         (('nodes = "1P1D"', 'nodes = "8P"'), "name nodes that prefill and nodes that decode"),
         (('trace = "trace.jsonl"', 'trace = "none.jsonl"'), "no such file"),
@@ -113,6 +114,18 @@ def test_bad_files_are_refused_before_anything_runs(
     file.write_text(file.read_text().replace(*change))
     assert main(["simulate", "sweep", str(file)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.quick
+def test_false_leaves_a_flag_out_and_takes_the_other_half_of_a_pair(tmp_path: Path) -> None:
+    text = SWEEP.format(requests=30).replace('["random", "kvcache-centric"]', '["random"]')
+    text = text.replace("spread = true", "one-node = false\noverlap-transfers = false")
+    rows = read_sweep(written(tmp_path, text + "spread = [true, false]\n")).rows
+    assert [values[-1] for values, _ in rows] == [True, False, True, False]
+    for values, runs in rows:
+        for run in runs:
+            found = run["spread"], run["one_node"], run["overlap_transfers"]
+            assert found == (values[-1], False, False)
 
 
 @pytest.mark.quick

@@ -30,7 +30,7 @@ CONFIG = ControlConfig(
     costs=CostConfig(
         prefill=PrefillCost(0.0, 0.01),
         decode=DecodeCost(0.02, 0.001, 0.0),
-        transfer=TransferCost(1e6, 1e5, 0.0),
+        transfer=TransferCost(1e5, 0.0),
         load=LoadCost(1e6, 1e5, 0.0),
         is_guess=False,
     ),

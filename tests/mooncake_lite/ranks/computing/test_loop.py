@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,9 @@ from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.mooncake_lite.conductor.wording import kind
 from tests.mooncake_lite.ranks.computing.test_machine import CANCEL, Rank, prefill
 from tests.scheduler.instance.model_runner import BLOCK
+from transport.channel import LINGER_MS, Spoke
 from transport.errors import WireError
+from transport.wire import Decoder
 
 pytestmark = pytest.mark.quick
 
@@ -42,6 +46,9 @@ class Wire:
             raise WireError("Report has 9 bytes, the limit is 8")
         self.sent.append(message)
         return True
+
+    def renew(self) -> None:
+        assert not self.closed
 
     def close(self) -> None:
         self.closed = True
@@ -83,14 +90,50 @@ class Process:
 
 def test_tokens_go_to_the_gateway_of_the_request_and_events_to_the_conductor() -> None:
     process = Process(PREFILL)
-    process.hear(m.GatewayAt("gateway-0", "ipc://tokens"), m.GatewayAt("gateway-1", "ipc://other"))
+    process.hear(m.GatewayAt("gateway-0", "ipc://tokens"))
     process.hear(prefill([*range(9)], [], store=3))
     process.until_idle()
     assert [type(sent) for sent in process.gateways["ipc://tokens"].sent] == [m.Tokens]
-    assert process.gateways["ipc://other"].sent == []
     assert [kind(sent) for sent in process.told()] == [m.PromptComputed, m.PrefillEnded]
     process.connections.close()
-    assert [wire.closed for wire in process.gateways.values()] == [True, True]
+    assert [wire.closed for wire in process.gateways.values()] == [True]
+
+
+def test_a_new_gateway_takes_the_place_of_the_one_that_has_died() -> None:
+    """Each connection is a socket and a thread. Tokens for the clients of the old one are dropped."""
+    process = Process(PREFILL)
+    process.hear(prefill([*range(9)], [], store=3))
+    for number in (1, 2):
+        process.hear(m.GatewayAt(f"gateway-{number}", f"ipc://{number}"))
+        assert [wire.closed for wire in process.gateways.values()] == [True] * number + [False]
+    process.until_idle()
+    assert all(wire.sent == [] for wire in process.gateways.values())
+    assert [kind(sent) for sent in process.told()] == [m.PromptComputed, m.PrefillEnded]
+    assert process.loop.rank.counters["token_messages_dropped_total"] == 1
+    process.connections.to_gateway("gateway-2", m.Tokens("b", 0, [7]))
+    assert len(process.gateways["ipc://2"].sent) == 1
+
+
+def test_tokens_that_wait_for_a_dead_gateway_do_not_delay_its_successor(tmp_path: Path) -> None:
+    process, spoken = Process(PREFILL), []
+
+    def open_gateway(endpoint: str) -> Spoke:
+        spoken.append(Spoke(endpoint, "rank-2", Decoder(m.Stop)))
+        return spoken[-1]
+
+    process.connections._open_gateway = open_gateway
+    took_s = []
+    try:
+        for number in range(4):
+            began_s = time.monotonic()
+            process.hear(m.GatewayAt(f"{number}", f"ipc://{tmp_path}/{number}"))
+            took_s.append(time.monotonic() - began_s)
+            process.connections.to_gateway(f"{number}", m.Tokens("a", 0, [7]))
+    finally:
+        process.connections._replace_gateway(m.GatewayAt("last", f"ipc://{tmp_path}/last"))
+        process.connections.close()
+    assert min(took_s[1:]) < LINGER_MS / 1000
+    assert all(spoke.closed for spoke in spoken)
 
 
 def test_the_loop_ends_with_the_first_stop_and_keeps_its_reason() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.compute import ComputeCost, Terms
+from mooncake_lite.profiles.compute import ComputeCost, PassTerms
 from mooncake_lite.tools.bench import goodput
 from mooncake_lite.tools.bench.cluster import GIVEN_UP, Ask, Reply, scaled_profile
 from mooncake_lite.tools.bench.goodput import Bench, Cell, GoodputPlan, cell_rows
@@ -54,7 +54,7 @@ def test_a_request_is_good_if_it_was_sent_in_the_window_and_kept_both_limits() -
 def bench(tmp_path: Path, plan: GoodputPlan) -> Bench:
     """A bench of a model whose prefill takes 1 ms per token."""
     folder = emulation.model_folder(tmp_path / "model")
-    cost = ComputeCost(prefill=Terms(0.0, 1e-3, 0.0), decode=emulation.COST.decode)
+    cost = ComputeCost(prefill=PassTerms(0.0, 1e-3, 0.0), decode=emulation.COST.decode)
     return Bench(folder, emulation.profile_of(folder, cost), plan)
 
 
