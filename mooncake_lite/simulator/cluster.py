@@ -63,7 +63,8 @@ class Cluster:
     node_bytes   DRAM that a store lends to the pool; in mode split, that a node lends which decodes
     ssd_bytes    of the tier of each such node; 0: there is none
     kv_bytes     KV pages of a computing rank
-    link_bytes_per_s   of a node's link, in each direction; None: what the profile measured
+    link_bytes_per_s, ssd_bytes_per_s   of a node's link, in each direction, and of its disk; None: what the
+                 profile measured
     batched_tokens     of a forward pass beside the running batch; 0: each prompt is one pass
     sequences    that a rank decodes at once
     overlaps     prompts are computed while others are stored, and prefixes come in by layers
@@ -82,6 +83,7 @@ class Cluster:
     ssd_bytes: int = 0
     kv_bytes: int = 320 * 2**30
     link_bytes_per_s: float | None = None
+    ssd_bytes_per_s: float | None = None
     batched_tokens: int = 0
     sequences: int = 1_000_000
     overlaps: bool = True
@@ -129,9 +131,11 @@ class Cluster:
     def costs(self) -> CostConfig:
         """Return the costs with which the control plane starts: those of the machines."""
         costs = costs_of(self.profile)
-        if self.link_bytes_per_s is None:
-            return costs
-        return replace(costs, transfer=replace(costs.transfer, far_bytes_per_s=self.link_bytes_per_s))
+        if self.link_bytes_per_s is not None:
+            costs = replace(costs, transfer=replace(costs.transfer, far_bytes_per_s=self.link_bytes_per_s))
+        if self.ssd_bytes_per_s is not None:
+            costs = replace(costs, load=replace(costs.load, ssd_bytes_per_s=self.ssd_bytes_per_s))
+        return costs
 
     @property
     def overheads(self) -> OverheadsSection:
