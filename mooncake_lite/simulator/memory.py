@@ -160,7 +160,7 @@ class Memory:
 
 
 class NoMemory(Memory):
-    """Segments without bytes, where prompts are lengths: each range can be read, and has the same checksums."""
+    """Segments without bytes, where prompts are lengths: every range holds the same."""
 
     def write(self, ref: BlockRef, content: Content) -> None:
         """Do nothing."""
