@@ -19,7 +19,7 @@ from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
-from mooncake_lite.profiles.file import OverheadsSection, Profile
+from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -109,6 +109,8 @@ class Cluster:
             )
         if "store" in self.nodes and (self.mode == "split" or not self.node_blocks):
             raise ConfigError(f"mode {self.mode} has stores only with --node-dram, and mode split has none")
+        if self.ssd_bytes and (self.mode == "split" or not self.node_blocks):
+            raise ConfigError("--ssd: this cluster has no stores, and so no tiers")
         if self.together and self.link_bytes_per_s is not None:
             raise ConfigError("--one-node has no links between nodes: leave out --link-gbps")
         if self.kv_bytes < self.layout.nbytes:
@@ -136,6 +138,19 @@ class Cluster:
         if self.ssd_bytes_per_s is not None:
             costs = replace(costs, load=replace(costs.load, ssd_bytes_per_s=self.ssd_bytes_per_s))
         return costs
+
+    @property
+    def guesses(self) -> dict[str, float]:
+        """Return the rates that this cluster uses and its profile lacks, in bytes per second, by name."""
+        known, costs = self.profile.moves or MovesSection(), self.costs
+        disk = not self.ssd_bytes or self.ssd_bytes_per_s or known.ssd_bytes_per_s
+        link = self.together or self.link_bytes_per_s or known.far_bytes_per_s
+        rates = [
+            ("disks", disk, costs.load.ssd_bytes_per_s),
+            ("copies within a host", known.dram_bytes_per_s, costs.load.dram_bytes_per_s),
+            ("links", link, costs.transfer.far_bytes_per_s),
+        ]
+        return {name: rate for name, is_known, rate in rates if not is_known}
 
     @property
     def overheads(self) -> OverheadsSection:

@@ -327,6 +327,11 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--nodes", "2P2D3S", "--mode", "split"], "mode split has none"),
         (["--nodes", "2C2S", "--node-dram", "0"], "mode colocated has stores only with --node-dram"),
         (["--one-node", "--link-gbps", "10"], "leave out --link-gbps"),
+        (
+            ["--nodes", "2P2D", "--mode", "split", "--ssd", "1TB"],
+            "this cluster has no stores",
+        ),
+        (["--ssd", "1TB", "--ssd-gbps", "0"], "0.0 is not in the range"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
-from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.cli import main
+from mooncake_lite.profiles.file import named_profile, write_profile
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
-from mooncake_lite.workloads.traces import Trace, TraceRequest
+from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
 
 pytestmark = pytest.mark.quick
 
@@ -59,3 +63,51 @@ def test_blocks_that_a_node_reads_from_another_one_again_and_again_are_copied_to
     requests = [TraceRequest(n * 150.0, 8 * 512 + 100, 2, [*shared, 100 + n]) for n in range(40)]
     outcome = played(cluster("2P1D"), Trace(requests))
     assert outcome.copies[2] == 8
+
+
+def test_a_faster_disk_serves_what_a_slow_one_is_too_slow_for() -> None:
+    """At 1 GB/s a block loads in 0.17 s and computes in 0.06 s, so it is computed."""
+    trace, small = conversations(turns=3, users=6), 20 * BLOCK + 2**20
+    slow, fast = (
+        played(cluster(node_bytes=small, ssd_bytes=10**13, ssd_bytes_per_s=rate), trace)
+        for rate in (1e9, 20e9)
+    )
+    assert slow.reused.get("ssd", 0) < fast.reused["ssd"]
+
+
+def simulated(
+    trace: Trace, folder: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[dict[str, Any], str]:
+    """Return the JSON and the output of the command."""
+    file, out = folder / "trace.jsonl", folder / "out.json"
+    file.write_bytes(write_trace(trace))
+    assert main(["simulate", "cluster", str(file), "--nodes", "1P1D", "--json", str(out), *words]) == 0
+    return json.loads(out.read_text()), capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "guesses"),
+    [
+        ((), {}),
+        (("--ssd", "1TB"), {"disks": 1e9}),
+        (("--ssd", "1TB", "--ssd-gbps", "160"), {}),
+        (("--profile", "bare", "--ssd", "1TB"), {"disks": 1e9, "copies within a host": 5e9, "links": 1e9}),
+        (("--profile", "bare", "--link-gbps", "100"), {"copies within a host": 5e9}),
+        (("--profile", "bare", "--one-node"), {"copies within a host": 5e9}),
+    ],
+    ids=" ".join,
+)
+def test_rates_that_count_and_that_nothing_has_measured_are_told(
+    words: tuple[str, ...],
+    guesses: dict[str, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bare = changed(PROFILE, sections={n: raw for n, raw in PROFILE.sections.items() if n != "moves"})
+    write_profile(tmp_path / "bare", bare)
+    monkeypatch.chdir(tmp_path)
+    result, said = simulated(conversations(turns=1, users=1), tmp_path, capsys, *words)
+    assert result["guesses"] == guesses
+    assert ("guessed, because the profile lacks them: " in said) == bool(guesses)
+    assert ("disks 8 Gbit/s" in said) == ("disks" in guesses)
