@@ -102,9 +102,9 @@ class World(Post):
         self.requests: dict[str, Request] = {}
         self.control = Control(self.shape.config)
         layout = self.shape.layout
-        self.exact = setting.exact
-        self.memory = (Memory if self.exact else NoMemory)(layout.layers, layout.nbytes)
+        self.memory = (Memory if setting.exact else NoMemory)(layout.layers, layout.nbytes)
         self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
+        self.exact = setting.exact
         self.custody = Custody(
             self.memory, self.clock, self.dice, self.bodies, self.shape.config.handover, layout.block_tokens
         )

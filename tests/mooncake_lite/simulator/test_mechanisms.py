@@ -12,6 +12,7 @@ from msgspec.structs import replace as changed
 from mooncake_lite.cli import main
 from mooncake_lite.profiles.file import named_profile, write_profile
 from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.memory import NoMemory
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
@@ -63,6 +64,40 @@ def test_blocks_that_a_node_reads_from_another_one_again_and_again_are_copied_to
     requests = [TraceRequest(n * 150.0, 8 * 512 + 100, 2, [*shared, 100 + n]) for n in range(40)]
     outcome = played(cluster("2P1D"), Trace(requests))
     assert outcome.copies[2] == 8
+
+
+def test_what_was_tried_is_in_the_result_and_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--nodes", "2P1D", "--node-dram", "3GB", "--ssd", "1TB", "--ssd-gbps", "160")
+    result, said = simulated(conversations(turns=3, users=6), tmp_path, capsys, *words)
+    found = result["mechanisms"]
+    assert {"prefills", "prefix_loads", "decodes", "ssd_saves", "ssd_loads"} <= found.keys()
+    assert not any(one["failed"] for one in found.values())
+    assert found["prefills"]["tried"] == 18
+    assert found["ssd_loads"]["tried"] == result["pool"]["hits_ssd"] > 0
+    assert f"ssd loads {found['ssd_loads']['tried']}, " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(("2P1D",), "copies"), (("1P1D", "--ssd", "1TB", "--node-dram", "8GB"), "ssd_saves")],
+)
+def test_a_run_in_which_a_mechanism_never_works_ends_with_an_error(
+    words: tuple[str, ...],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(NoMemory, "find", lambda memory, ref: None)
+    shared = list(range(24))
+    requests = [TraceRequest(n * 150.0, 24 * 512 + 100, 2, [*shared, 100 + n]) for n in range(40)]
+    (tmp_path / "trace.jsonl").write_bytes(write_trace(Trace(requests)))
+    trace = str(tmp_path / "trace.jsonl")
+    assert main(["simulate", "cluster", trace, "--nodes", *words]) == 1
+    assert f"all {name} of this run failed" in capsys.readouterr().err
+    assert main(["simulate", "cluster", trace, "--nodes", "2P2D", *words[1:], "--kill", "decode@3"]) == 0
 
 
 def test_a_faster_disk_serves_what_a_slow_one_is_too_slow_for() -> None:
