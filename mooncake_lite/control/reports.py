@@ -68,11 +68,11 @@ class Reports:
     def _prefilled(
         self, record: RequestRecord, ended: ev.PrefillEnded | ev.PromptComputed, now: float
     ) -> None:
-        """Add the times of a prompt, and count it. A prefix that was computed all the same was not loaded."""
+        """Add the times of a prompt, and count it. The load of a prefix has failed if all was computed."""
         self._measured.prefilled(record, ended, now)
         self._tried.count("prefills", 1, 0)
-        count = len(record.load)
-        self._tried.count("prefix_loads", count, count if ended.computed_tokens >= record.num_tokens else 0)
+        failed = ended.computed_tokens >= record.num_tokens
+        self._tried.count("prefix_loads", record.to_load, record.to_load if failed else 0)
 
     def _decode(self, record: RequestRecord, now: float) -> None:
         """Start the decode of a request, on a better rank if there is one, or refuse it (`withholds`).

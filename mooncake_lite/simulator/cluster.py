@@ -20,6 +20,7 @@ from mooncake_lite.control import ControlConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
 from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
+from mooncake_lite.ranks.computing.build import least_by_layers
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -67,7 +68,9 @@ class Cluster:
                  profile measured
     batched_tokens     of a forward pass beside the running batch; 0: each prompt is one pass
     sequences    that a rank decodes at once
-    overlaps     prompts are computed while others are stored, and prefixes come in by layers
+    overlaps     prompts are computed while others are stored
+    layerwise    prefixes come in, and the last blocks leave, by layers beside a pass: on, off, or auto: where
+                 the costs say that it is faster
     sharing      how computing ranks reuse their own pages; off: all reuse goes through the pool
     ttft_s, tbt_s   limits that goodput counts
     margin       factor on these limits for admission, so that a small error makes no request late
@@ -87,6 +90,7 @@ class Cluster:
     batched_tokens: int = 0
     sequences: int = 1_000_000
     overlaps: bool = True
+    layerwise: str = "auto"
     sharing: str = "off"
     policy: str = "kvcache-centric"
     admission: str = "none"
@@ -111,6 +115,8 @@ class Cluster:
             raise ConfigError(f"mode {self.mode} has stores only with --node-dram, and mode split has none")
         if self.ssd_bytes and (self.mode == "split" or not self.node_blocks):
             raise ConfigError("--ssd: this cluster has no stores, and so no tiers")
+        if self.layerwise == "on" and not self.overlaps:
+            raise ConfigError("--no-overlap-transfers moves whole blocks; use --layerwise auto")
         if self.together and self.link_bytes_per_s is not None:
             raise ConfigError("--one-node has no links between nodes: leave out --link-gbps")
         if self.kv_bytes < self.layout.nbytes:
@@ -169,14 +175,16 @@ class Cluster:
         machines = self.machines or self.profile
         size = self.block_tokens
         page_tokens = size if size > 4 * LEAST_PAGE else gcd(size, LEAST_PAGE)
-        nbytes = self.layout.nbytes
+        nbytes, load = self.layout.nbytes, self.costs.load
         shape = Shape(
             config=self._config(roles, nodes, source.num_requests),
             segments=[self.node_blocks * (role in lenders) for role in roles],
             slots=self.sequences, prompts=1,
             pages=self.kv_bytes * self.block_tokens // (nbytes * page_tokens),
             page_tokens=page_tokens, budget=self.batched_tokens or 1 << 30, chunked=bool(self.batched_tokens),
-            overlaps=self.overlaps, by_layers=self.overlaps, half_blocks=self.kv_bytes // nbytes,
+            overlaps=self.overlaps, by_layers=self.overlaps and self.layerwise != "off",
+            least=least_by_layers(self.layout.layers, nbytes, load) if self.layerwise == "auto" else 1,
+            half_blocks=self.kv_bytes // nbytes,
             sharing=self.sharing, tier_blocks=self.ssd_bytes // nbytes if "store" in roles else 0,
         )  # fmt: skip
         return Setting(

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from mooncake_lite.cli import main
-from mooncake_lite.profiles.file import write_profile
+from mooncake_lite.profiles.file import MovesSection, write_profile
 from mooncake_lite.simulator.memory import NoMemory
 from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
 from tests.mooncake_lite.simulator.made import BLOCK, PROFILE, cluster, conversations, played
@@ -115,3 +115,13 @@ def test_rates_that_count_and_that_nothing_has_measured_are_told(
     assert result["guesses"] == guesses
     assert ("guessed, because the profile lacks them: " in said) == bool(guesses)
     assert ("disks 8 Gbit/s" in said) == ("disks" in guesses)
+
+
+def test_a_prefix_that_is_faster_computed_than_loaded_is_no_failed_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = [TraceRequest(n * 60_000, 512 * 21, 2, [*range(20), 100 + n]) for n in range(3)]
+    slow = PROFILE.with_section("moves", MovesSection(1e8, None, 1e8, 1e8))
+    write_profile(tmp_path / "slow", slow)
+    result, _ = simulated(Trace(requests), tmp_path, capsys, "--profile", str(tmp_path / "slow"))
+    assert result["mechanisms"].keys() == {"prefills", "decodes"}

@@ -22,7 +22,7 @@ from store.objects import BlockRef
 
 pytestmark = pytest.mark.quick
 
-COMPUTE_S, LATENCY_S, BYTES_PER_S = 3.0, 0.5, 100.0
+COMPUTE_S, LATENCY_S, BYTES_PER_S = 3.0, 0.1, 100.0
 OVERHEADS = OverheadsSection()
 ENDS_S = COMPUTE_S + OVERHEADS.step_s
 
@@ -36,7 +36,7 @@ def ends(*nbytes: int) -> list[float]:
     )
     world: Any = SimpleNamespace(
         exact=True,
-        clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2, 1024),
+        clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2 * GROUPS, 1024),
         hardware=ProfiledHardware(clock, lambda load: COMPUTE_S, costs, nodes, OVERHEADS),
         shape=SimpleNamespace(
             layout=SimpleNamespace(block_tokens=16), page_tokens=16,
