@@ -13,20 +13,20 @@ MANY = 20
 class Mechanisms:
     """The mechanisms that were tried.
 
-    counts   name -> [attempts, failures]: of prompts, answers and swaps, and otherwise of blocks
+    counts   name -> attempts ("tried") and failures: of prompts, answers and swaps, and otherwise of blocks
     """
 
     def __init__(self) -> None:
-        self.counts: dict[str, list[int]] = {}
+        self.counts: dict[str, dict[str, int]] = {}
 
     def count(self, name: str, tried: int, failed: int) -> None:
         """Add attempts, some of which have failed. A grant of no mechanism has no name."""
         if name and tried:
-            counted = self.counts.setdefault(name, [0, 0])
-            counted[0] += tried
-            counted[1] += failed
+            counted = self.counts.setdefault(name, {"tried": 0, "failed": 0})
+            counted["tried"] += tried
+            counted["failed"] += failed
 
     @property
     def broken(self) -> list[str]:
         """Return the names of those that were tried MANY times and never worked."""
-        return [name for name, (tried, failed) in self.counts.items() if MANY <= tried == failed]
+        return [name for name, one in self.counts.items() if MANY <= one["tried"] == one["failed"]]

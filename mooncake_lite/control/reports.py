@@ -71,8 +71,8 @@ class Reports:
         """Add the times of a prompt, and count it. The load of a prefix has failed if all was computed."""
         self._measured.prefilled(record, ended, now)
         self._tried.count("prefills", 1, 0)
-        failed = ended.computed_tokens >= record.num_tokens
-        self._tried.count("prefix_loads", record.to_load, record.to_load if failed else 0)
+        all_computed = ended.computed_tokens >= record.num_tokens
+        self._tried.count("prefix_loads", record.to_load, record.to_load * all_computed)
 
     def _decode(self, record: RequestRecord, now: float) -> None:
         """Start the decode of a request, on a better rank if there is one, or refuse it (`withholds`).

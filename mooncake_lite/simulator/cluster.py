@@ -115,6 +115,8 @@ class Cluster:
             raise ConfigError(f"mode {self.mode} has stores only with --node-dram, and mode split has none")
         if self.ssd_bytes and (self.mode == "split" or not self.node_blocks):
             raise ConfigError("--ssd: this cluster has no stores, and so no tiers")
+        if 0 < self.ssd_bytes < self.layout.nbytes:
+            raise ConfigError(f"--ssd {self.ssd_bytes}: a block has {self.layout.nbytes:,} bytes")
         if self.layerwise == "on" and not self.overlaps:
             raise ConfigError("--no-overlap-transfers moves whole blocks; use --layerwise auto")
         if self.together and self.link_bytes_per_s is not None:

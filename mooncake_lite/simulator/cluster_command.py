@@ -130,12 +130,9 @@ class Kill(click.ParamType):
 )
 @click.option("--overlap-transfers/--no-overlap-transfers", default=True, show_default=True)
 @click.option(
-    "--layerwise",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "on", "off"]),
+    "--layerwise", default="auto", show_default=True, type=click.Choice(["auto", "on", "off"]),
     help="Move KV by layers beside a pass. auto: where the costs say that it is faster.",
-)
+)  # fmt: skip
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")

@@ -74,7 +74,7 @@ class Outcome:
     bytes_moved  by link, as the hardware counts them
     outside      share of the passes of a kind that the profile does not cover
     copies       copies of a block in DRAM -> blocks with so many, when the last request had come
-    mechanisms   name -> [attempts, failures]; pool: what the directory counted
+    mechanisms   name -> how often it was tried, and how often it failed; pool: what the directory counted
     killed       role and time of each rank that died
     """
 
@@ -87,7 +87,7 @@ class Outcome:
     bytes_moved: dict[str, int]
     outside: dict[str, float]
     copies: dict[int, int]
-    mechanisms: dict[str, list[int]]
+    mechanisms: dict[str, dict[str, int]]
     pool: dict[str, int]
     killed: Sequence[tuple[str, float]] = ()
 
@@ -180,9 +180,7 @@ class Outcome:
             "bytes_moved": self.bytes_moved,
             "outside_profile": self.outside,
             "copies": self.copies,
-            "mechanisms": {
-                name: {"tried": tried, "failed": failed} for name, (tried, failed) in self.mechanisms.items()
-            },
+            "mechanisms": self.mechanisms,
             "pool": self.pool,
             "decode_load_swing": float(np.std(self.loads.decode)) if self.loads.decode else None,
             "loads": self.loads.columns,

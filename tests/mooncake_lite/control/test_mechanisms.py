@@ -42,7 +42,7 @@ def test_loads_that_all_fail_are_known_as_broken_until_one_works(how: str) -> No
     assert plane.control.mechanisms.broken == ["ssd_loads"]
     load(plane, next(keys), "loaded")
     assert plane.control.mechanisms.broken == []
-    assert plane.control.mechanisms.counts["ssd_loads"] == [MANY + 1, MANY]
+    assert plane.control.mechanisms.counts["ssd_loads"] == {"tried": MANY + 1, "failed": MANY}
 
 
 @pytest.mark.parametrize("state", ["bad", "dropped"])
@@ -55,7 +55,7 @@ def test_a_save_counts_once_when_its_end_is_known(state: str) -> None:
         plane.on(ev.BlocksSaved(3, 0, order.keys, "written"))
         for _ in range(2):  # a report that comes twice
             plane.on(ev.BlocksSaved(3, 0, order.keys, "durable" if number else state))  # type: ignore[arg-type]
-    assert plane.control.mechanisms.counts["ssd_saves"] == [3, 1]
+    assert plane.control.mechanisms.counts["ssd_saves"] == {"tried": 3, "failed": 1}
 
 
 def test_a_prefix_that_is_computed_all_the_same_was_not_loaded() -> None:
@@ -65,7 +65,7 @@ def test_a_prefix_that_is_computed_all_the_same_was_not_loaded() -> None:
         job = only(fx.StartPrefill, plane.arrive(f"r{number}", 3 * BLOCK + 1, [1, 2, 3]))
         assert len(job.load) == 3
         plane.prefilled(job, computed_tokens=computed)
-    assert plane.control.mechanisms.counts["prefix_loads"] == [6, 3]
+    assert plane.control.mechanisms.counts["prefix_loads"] == {"tried": 6, "failed": 3}
 
 
 def test_requests_that_ranks_give_up_are_failures_of_what_the_rank_did() -> None:
@@ -76,7 +76,8 @@ def test_requests_that_ranks_give_up_are_failures_of_what_the_rank_did() -> None
     job = only(fx.StartPrefill, plane.arrive("d", BLOCK, []))
     order = only(fx.StartDecode, plane.prefilled(job))
     plane.on(ev.RequestFailed(2, 0, "d", order.attempt, "no pages", for_good=True))
-    assert plane.control.mechanisms.counts == {"prefills": [3, 2], "decodes": [1, 1]}
+    counts = plane.control.mechanisms.counts
+    assert counts == {"prefills": {"tried": 3, "failed": 2}, "decodes": {"tried": 1, "failed": 1}}
 
 
 def test_what_was_not_tried_is_not_broken() -> None:

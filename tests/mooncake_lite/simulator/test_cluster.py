@@ -332,6 +332,7 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
             "this cluster has no stores",
         ),
         (["--ssd", "1TB", "--ssd-gbps", "0"], "0.0 is not in the range"),
+        (["--ssd", "1MB"], "--ssd 1000000: a block has 167,772,160 bytes"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(
