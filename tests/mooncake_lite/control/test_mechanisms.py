@@ -85,3 +85,32 @@ def test_what_was_not_tried_is_not_broken() -> None:
     mechanisms.count("copies", 0, 0)
     mechanisms.count("", MANY, MANY)
     assert (mechanisms.counts, mechanisms.broken) == ({}, [])
+
+
+def test_puts_that_a_rank_could_not_write_or_never_told_of_are_failures() -> None:
+    plane = Plane()
+    for number, failed in enumerate((0, 1, 2), 1):
+        keys = [10 * number, 10 * number + 1]
+        wanted = ev.PutsWanted(2, 0, number, keys, keys, [(None, 0), (keys[0], 1)], ["gone", "gone"])
+        places = only(fx.GrantPuts, plane.on(wanted)).places
+        ids = [place.object_id for place in places if place is not None]
+        written, lost = ids[failed:], ids[:failed]
+        plane.on(ev.PutsEnded(2, 0, number, written, [SUMS] * len(written), lost))
+    plane.on(ev.PutsWanted(2, 0, 4, [99], [99], [(None, 0)], ["gone"]))
+    plane.now += TRANSFER_S
+    plane.on(ev.Tick())
+    assert plane.control.mechanisms.counts["puts"] == {"tried": 7, "failed": 4}
+
+
+@pytest.mark.parametrize("how", ["swapped", "given up"])
+def test_a_swap_that_its_rank_gives_up_is_a_failure(how: str) -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 2 * BLOCK, []))
+    order = only(fx.StartDecode, plane.prefilled(job))
+    about = 2, 0, "a", order.attempt, 2 * BLOCK + 1, list[int](), list[int]()
+    plane.on(ev.DecodeLoaded(*about[:4]))
+    grant = only(fx.GrantSwap, plane.on(ev.SwapWanted(*about)))
+    assert grant.places is not None
+    sums = [SUMS] * len(grant.places)
+    plane.on(ev.Swapped(*about, checksums=sums) if how == "swapped" else ev.Preempted(*about))
+    assert plane.control.mechanisms.counts["swaps"] == {"tried": 1, "failed": int(how != "swapped")}
