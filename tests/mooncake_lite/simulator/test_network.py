@@ -214,7 +214,7 @@ def test_a_flow_that_others_slow_down_leaves_few_events_on_the_clock() -> None:
             st.none() | st.integers(1, 500),
         ),
         min_size=1,
-        max_size=8,
+        max_size=5,
     ),
     CAPACITIES,
 )
