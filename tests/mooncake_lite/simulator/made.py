@@ -15,6 +15,7 @@ from mooncake_lite.simulator.cluster import Cluster, parse_nodes
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.workloads.rescale import sped, spread
 from mooncake_lite.workloads.traces import Trace, TraceRequest, read_trace
 from tests.mooncake_lite.simulator.test_replay import VARIABLE
 
@@ -67,11 +68,12 @@ def drawn_trace(seed: int, count: int, rate: float) -> Trace:
 
 
 def traces(soak: int, count: int, rate: float) -> Sequence[Trace]:
-    """Return a made trace, and for `make soak` the public one too."""
+    """Return a made trace, and for `make soak` the public one too, so slow that three nodes can serve it."""
     made = [drawn_trace(soak, count, rate)]
     if soak == 1:
         return made
     folder = os.environ.get(VARIABLE)
     if folder is None:
         pytest.skip(f"{VARIABLE} does not say where conversation_trace.jsonl is")
-    return [*made, read_trace(Path(folder) / "conversation_trace.jsonl").first(500)]
+    public = read_trace(Path(folder) / "conversation_trace.jsonl").first(500)
+    return [*made, sped(spread(public, 1), 0.2)]

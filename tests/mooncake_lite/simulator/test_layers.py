@@ -127,16 +127,6 @@ def test_a_store_leaves_beside_its_pass_and_its_last_group_after_it() -> None:
         assert left_s <= by_layers_s <= left_s + store_s / 15 + 0.06
 
 
-def test_moves_by_layers_end_sooner_than_whole_ones(soak: int) -> None:
-    for trace in traces(soak, 40, 0.5):
-        on, off = (
-            played(cluster("2P2D", layerwise=one, link_bytes_per_s=5e9), trace).to_dict(30, 0.1)
-            for one in ("on", "off")
-        )
-        for name in ("ttft_s", "second_token_s"):
-            assert on[name]["mean"] <= off[name]["mean"]
-
-
 def test_auto_moves_by_layers_what_is_faster_so() -> None:
     """A block of 16 tokens is loaded in 0.1 ms: groups of layers would cost more than they hide."""
     small, one_request = replace(cluster(), block_tokens=16), Trace([TraceRequest(0, 600, 2, [1, 2])])

@@ -115,9 +115,10 @@ def twice_as_fast(slow: Cluster) -> Cluster:
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("mode", "off"), [("split", 1e-6), ("pooled", 0.02), ("colocated", 0.02)], ids=lambda one: str(one)
+    ("mode", "off"), [("split", 1e-3), ("pooled", 0.02), ("colocated", 0.02)], ids=lambda one: str(one)
 )
 def test_everything_twice_as_fast_halves_all_times(mode: str, off: float, soak: int) -> None:
+    """Nearly: long work is asked about after a fixed time, and the messages shift what is drawn later."""
     for trace in traces(soak, COUNT, RATE):
         slow = cluster("2P2D" if mode != "colocated" else "4C", mode=mode)
         first, second = played(slow, trace), played(twice_as_fast(slow), sped(trace, 2))
