@@ -20,6 +20,7 @@ class Gateways:
         self._introduced: set[tuple[int, str]] = set()
         self._spans_hosts = len(set(nodes)) > 1
         self._degraded: dict[tuple[int, str], str] = {}
+        self._broken: list[str] = []
         self._readiness = False, "waiting for the first rank", True
 
     @property
@@ -31,7 +32,8 @@ class Gateways:
     def status(self) -> ClusterStatus:
         """Tells gateways whether the cluster takes requests, and what does not work as it should."""
         ready, detail, serves = self._readiness
-        return ClusterStatus(ready, detail, list(self._degraded.values()), serves)
+        broken = [f"{name.replace('_', ' ')}: all have failed so far" for name in self._broken]
+        return ClusterStatus(ready, detail, [*self._degraded.values(), *broken], serves)
 
     def set_readiness(self, ready: bool, detail: str, serves: bool) -> None:
         """Note whether the cluster takes requests, what is missing, and whether requests will be served."""
@@ -44,6 +46,11 @@ class Gateways:
             self._degraded[degraded.rank, degraded.kind] = line
         else:
             self._degraded.pop((degraded.rank, degraded.kind), None)
+
+    def set_broken(self, names: list[str]) -> bool:
+        """Note the mechanisms that never worked. Returns whether they are others than before."""
+        before, self._broken = self._broken, names
+        return names != before
 
     def lose_rank(self, rank: int, reason: str) -> None:
         """Note that a rank is lost: no gateway is introduced to it, and the cluster is degraded."""

@@ -148,6 +148,8 @@ class ConductorRole:
         if self._clock() >= self._wake_at:
             self._wake_at = float("inf")
             self.apply(ev.Tick())
+        if self.gateways.set_broken(self.control.mechanisms.broken):
+            self._tell_status()
         if self._stream is not None:
             self._stream.serve()
         if self._recorder is not None and not received:

@@ -51,7 +51,7 @@ class Copies:
         blocks may be as hot: hot prefixes that displace each other would be copied again and again.
         """
         target = max(targets, key=lambda rank: self._directory.space_for_copies(rank, now))
-        grant = self._grants.open(target, None, self._lost, now)
+        grant = self._grants.open(target, None, self._lost, now, kind="copies")
         replicate = partial(
             self._directory.replicate, _owner(grant), rank=target, now=now, until=now + TRANSFER_S
         )
@@ -68,7 +68,7 @@ class Copies:
 
     def on_copied(self, copied: BlocksCopied, now: float) -> None:
         """Make finished copies visible, and free those that failed or differ from their originals."""
-        grant = self._grants.end(copied.rank, copied.number)
+        grant = self._grants.end(copied.rank, copied.number, copied.checksums.count([]))
         if grant is None:
             return
         for obj, checksums in zip(grant.about, copied.checksums):

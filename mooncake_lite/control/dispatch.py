@@ -331,6 +331,7 @@ class Dispatcher:
         """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""
         load, queued_s = self.room.to_read(record.load, now), now - record.since_s
         reads = not record.load or bool(record.promoted) or self._reads(record)
+        record.to_load = len(load) if reads else 0
         if self._handover == "none":
             return fx.StartServe(
                 record.prefill, record.request_id, record.attempt, load, record.cached, queued_s,

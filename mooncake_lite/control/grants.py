@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mooncake_lite.control.effects import Effect, ListOpen
 from mooncake_lite.control.events import OpenListed
+from mooncake_lite.control.mechanisms import Mechanisms
 
 TRANSFER_S = 120.0
 """A transfer without a report for this long has failed, and late bytes may still land.
@@ -44,6 +45,7 @@ class Grant:
     number     from 1 on
     about      data of the part that gave it, for the report
     blocks     number of blocks that the report must cover
+    kind       the mechanism that they are counted for; "": none
     lost       called when there will be no report
     work       the request, of work that is checked; None: a transfer, which is given up
     lasts_s    from one check to the next; check_at: time of the next one
@@ -56,6 +58,7 @@ class Grant:
     lasts_s: float
     check_at: float
     blocks: int = 0
+    kind: str = ""
     work: Work | None = None
 
 
@@ -73,6 +76,7 @@ class _Question(NamedTuple):
 class Grants:
     """The table of grants.
 
+        tried    what they came to
         _open    number -> grant
         _asked   rank -> the question that it has not answered
         _due     heap of (time, number), with outdated entries
@@ -82,6 +86,7 @@ class Grants:
 
     def __init__(self, emit: Callable[[Effect], None]) -> None:
         self._emit = emit
+        self.tried = Mechanisms()
         self._open: dict[int, Grant] = {}
         self._asked: dict[int, _Question] = {}
         self._due: list[tuple[float, int]] = []
@@ -93,11 +98,11 @@ class Grants:
 
     def open(
         self, rank: int, about: Any, lost: Lost, now: float, *, lasts_s: float = TRANSFER_S,
-        work: Work | None = None, blocks: int = 0,
+        work: Work | None = None, blocks: int = 0, kind: str = "",
     ) -> Grant:  # fmt: skip
         """Add a grant. See Grant."""
         self._last += 1
-        grant = Grant(self._last, rank, about, lost, lasts_s, now + lasts_s, blocks, work)
+        grant = Grant(self._last, rank, about, lost, lasts_s, now + lasts_s, blocks, kind, work)
         self._open[grant.number] = grant
         heapq.heappush(self._due, (grant.check_at, grant.number))
         return grant
@@ -111,11 +116,15 @@ class Grants:
         grant = self._open.get(number)
         return grant if grant is not None and grant.rank == rank else None
 
-    def end(self, rank: int, number: int) -> Grant | None:
-        """End a grant that this rank has reported about. None: the rank has no such grant."""
+    def end(self, rank: int, number: int, failed: int = 0) -> Grant | None:
+        """End a grant that this rank has reported about. None: the rank has no such grant.
+
+        failed   of its blocks
+        """
         grant = self.get(rank, number)
         if grant is not None:
             del self._open[number]
+            self.tried.count(grant.kind, grant.blocks, failed)
         return grant
 
     def close(self, number: int) -> None:
@@ -126,6 +135,7 @@ class Grants:
         """Give a grant up, if it is still open."""
         grant = self._open.pop(number, None)
         if grant is not None:
+            self.tried.count(grant.kind, grant.blocks, grant.blocks)
             grant.lost(grant, reason, may_still_write, now)
 
     def rank_lost(self, rank: int, may_still_write: bool, now: float) -> None:

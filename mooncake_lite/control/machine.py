@@ -20,6 +20,7 @@ from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage
 from mooncake_lite.control.losses import Losses
 from mooncake_lite.control.malformed import HAVE_LENGTHS, malformed
+from mooncake_lite.control.mechanisms import Mechanisms
 from mooncake_lite.control.pool import Pool
 from mooncake_lite.control.puts import Puts
 from mooncake_lite.control.reports import Reports
@@ -142,6 +143,11 @@ class Control:
     def ignored(self) -> int:
         """Events that changed nothing: of another epoch or attempt, or impossible in the request's stage."""
         return self._of_other_epochs + self.requests.ignored
+
+    @property
+    def mechanisms(self) -> Mechanisms:
+        """Return how often each mechanism was tried, and how often that failed."""
+        return self._grants.tried
 
     @property
     def open_requests(self) -> int:

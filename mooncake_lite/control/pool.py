@@ -97,6 +97,7 @@ class Pool:
         for key in saved.keys if saved.state != "written" else ():
             grant = self._saving.pop((saved.rank, key), None)
             if grant is not None:
+                self._grants.tried.count("ssd_saves", 1, saved.state != "durable")
                 grant.about.discard(key)
                 if not grant.about:
                     self._grants.close(grant.number)

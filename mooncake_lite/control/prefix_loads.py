@@ -29,7 +29,7 @@ class PrefixLoads:
     def begin(self, record: RequestRecord, moves: Moves, now: float) -> None:
         """Order the blocks of a prefix from SSD, one order per tier and target segment."""
         for (rank, _), indices in moves.items():
-            grant = self._grants.open(rank, None, self._lost, now, blocks=len(indices))
+            grant = self._grants.open(rank, None, self._lost, now, blocks=len(indices), kind="ssd_loads")
             refs = [record.load[index] for index in indices]
             keys = [record.keys[index] for index in indices]
             digests = [record.digests[index] for index in indices]
@@ -40,7 +40,7 @@ class PrefixLoads:
 
     def on_loaded(self, loaded: BlocksLoaded, now: float) -> None:
         """Apply the end of a load: good blocks become readable, and bad blocks are misses."""
-        grant = self._grants.end(loaded.rank, loaded.number)
+        grant = self._grants.end(loaded.rank, loaded.number, loaded.ok.count(False))
         if grant is None:
             return
         record, order = grant.about

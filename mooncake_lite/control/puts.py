@@ -57,13 +57,15 @@ class Puts:
         ids = [place.object_id for place in places if place is not None]
         if ids:
             name = wanted.rank, wanted.number
-            grant = self._grants.open(wanted.rank, (name, owner, ids), self._lost, now)
+            about = name, owner, ids
+            grant = self._grants.open(wanted.rank, about, self._lost, now, blocks=len(ids), kind="puts")
             self._granted[name] = grant.number
         self._emit(GrantPuts(wanted.rank, wanted.number, places))
 
     def on_ended(self, ended: PutsEnded, now: float) -> None:
         """Publish the blocks that a rank has written, and free the places of the others."""
-        grant = self._grants.end(ended.rank, self._granted.get((ended.rank, ended.number), 0))
+        number = self._granted.get((ended.rank, ended.number), 0)
+        grant = self._grants.end(ended.rank, number, len(ended.failed))
         if grant is None:
             self._requests.ignored += 1
             return

@@ -25,6 +25,7 @@ class Reports:
         self._requests, self._dispatcher, self._swaps = requests, dispatcher, requests.swaps
         self._measured = Measurements(books.state, books.members)
         self._admission, self._handover = dispatcher.admission, books.config.handover
+        self._tried = books.grants.tried
 
     def on_chunk_stored(self, stored: ev.ChunkStored, now: float) -> None:
         """Publish blocks of a prompt that is still computed, and let its decode rank load them."""
@@ -41,7 +42,7 @@ class Reports:
         record = self._requests.current(ended, Step.PREFILLED, Step.DROP)
         if record is None:
             return
-        self._measured.prefilled(record, ended, now)
+        self._prefilled(record, ended, now)
         self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
         if record.tail is not None:
             self._directory.note_sums(record.tail.object_id, ended.tail_checksums)
@@ -63,6 +64,15 @@ class Reports:
             self._state.end_prefill(record.request_id, now)
             self._requests.keep_slots(record)
             self._decode(record, now)
+
+    def _prefilled(
+        self, record: RequestRecord, ended: ev.PrefillEnded | ev.PromptComputed, now: float
+    ) -> None:
+        """Add the times of a prompt, and count it. The load of a prefix has failed if all was computed."""
+        self._measured.prefilled(record, ended, now)
+        self._tried.count("prefills", 1, 0)
+        all_computed = ended.computed_tokens >= record.num_tokens
+        self._tried.count("prefix_loads", record.to_load, record.to_load * all_computed)
 
     def _decode(self, record: RequestRecord, now: float) -> None:
         """Start the decode of a request, on a better rank if there is one, or refuse it (`withholds`).
@@ -97,6 +107,7 @@ class Reports:
         record = self._requests.current(failed, Step.FAIL)
         if record is None:
             return
+        self._tried.count("decodes" if record.worker == record.decode else "prefills", 1, 1)
         if failed.for_good:
             self._requests.fail(record, failed.reason, now, failed.may_still_write, failed.code)
         else:
@@ -121,7 +132,7 @@ class Reports:
             self._measured.slot(record, computed, now)
             self._state.end_prefill(record.request_id, now)
             return
-        self._measured.prefilled(record, computed, now)
+        self._prefilled(record, computed, now)
         self._directory.revoke_owner(record.request_id, now)
         if record.may(Step.COMPUTED):
             self._requests.move(record, Step.COMPUTED)
@@ -135,6 +146,7 @@ class Reports:
             self._requests.ignored += 1
             return
         self._measured.decoded(record, ended)
+        self._tried.count("decodes", 1, 0)
         record.resumed = record.resumed or ended.answer_tokens > 0
         if len(record.branches) > 1:
             self._swaps.end(ended, now)

@@ -86,7 +86,7 @@ class RequestRecord:
         fetch           its prefix may come from other nodes and from SSD
         most_blocks     of its prefix to be loaded; None: all that there are
         worker          the rank that works on it, -1 when none does
-        load            blocks of the reused prefix, in order
+        load            blocks of the reused prefix, in order; to_load: how many of these its rank reads
         store           blocks that prefill writes; load + store are all full blocks
         tail            place of the partial block at the end
         hinted          blocks of load + store that its decode rank can load already, as it was told
@@ -131,6 +131,7 @@ class RequestRecord:
     decode: int = -1
     worker: int = -1
     load: list[BlockRef] = field(default_factory=list)
+    to_load: int = 0
     store: list[BlockRef] = field(default_factory=list)
     tail: BlockRef | None = None
     hinted: int = 0
@@ -202,7 +203,7 @@ class RequestRecord:
         self.worker = -1
         self.load, self.store, self.tail, self.kept, self.cached = [], [], None, None, {}
         self.loads, self.promoted = set(), []
-        self.bad_blocks = self.grant = self.hinted = 0
+        self.bad_blocks = self.grant = self.hinted = self.to_load = 0
 
     @property
     def places(self) -> list[BlockRef]:

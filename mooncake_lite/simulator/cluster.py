@@ -19,7 +19,8 @@ from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
-from mooncake_lite.profiles.file import OverheadsSection, Profile
+from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
+from mooncake_lite.ranks.computing.build import least_by_layers
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -63,10 +64,13 @@ class Cluster:
     node_bytes   DRAM that a store lends to the pool; in mode split, that a node lends which decodes
     ssd_bytes    of the tier of each such node; 0: there is none
     kv_bytes     KV pages of a computing rank
-    link_bytes_per_s   of a node's link, in each direction; None: what the profile measured
+    link_bytes_per_s, ssd_bytes_per_s   of a node's link, in each direction, and of its disk; None: what the
+                 profile measured
     batched_tokens     of a forward pass beside the running batch; 0: each prompt is one pass
     sequences    that a rank decodes at once
-    overlaps     prompts are computed while others are stored, and prefixes come in by layers
+    overlaps     prompts are computed while others are stored
+    layerwise    prefixes come in, and the last blocks leave, by layers beside a pass: on, off, or auto: where
+                 the costs say that it is faster
     sharing      how computing ranks reuse their own pages; off: all reuse goes through the pool
     ttft_s, tbt_s   limits that goodput counts
     margin       factor on these limits for admission, so that a small error makes no request late
@@ -82,9 +86,11 @@ class Cluster:
     ssd_bytes: int = 0
     kv_bytes: int = 320 * 2**30
     link_bytes_per_s: float | None = None
+    ssd_bytes_per_s: float | None = None
     batched_tokens: int = 0
     sequences: int = 1_000_000
     overlaps: bool = True
+    layerwise: str = "auto"
     sharing: str = "off"
     policy: str = "kvcache-centric"
     admission: str = "none"
@@ -107,6 +113,12 @@ class Cluster:
             )
         if "store" in self.nodes and (self.mode == "split" or not self.node_blocks):
             raise ConfigError(f"mode {self.mode} has stores only with --node-dram, and mode split has none")
+        if self.ssd_bytes and (self.mode == "split" or not self.node_blocks):
+            raise ConfigError("--ssd: this cluster has no stores, and so no tiers")
+        if 0 < self.ssd_bytes < self.layout.nbytes:
+            raise ConfigError(f"--ssd {self.ssd_bytes}: a block has {self.layout.nbytes:,} bytes")
+        if self.layerwise == "on" and not self.overlaps:
+            raise ConfigError("--no-overlap-transfers moves whole blocks; use --layerwise auto")
         if self.together and self.link_bytes_per_s is not None:
             raise ConfigError("--one-node has no links between nodes: leave out --link-gbps")
         if self.kv_bytes < self.layout.nbytes:
@@ -129,9 +141,24 @@ class Cluster:
     def costs(self) -> CostConfig:
         """Return the costs with which the control plane starts: those of the machines."""
         costs = costs_of(self.profile)
-        if self.link_bytes_per_s is None:
-            return costs
-        return replace(costs, transfer=replace(costs.transfer, far_bytes_per_s=self.link_bytes_per_s))
+        if self.link_bytes_per_s is not None:
+            costs = replace(costs, transfer=replace(costs.transfer, far_bytes_per_s=self.link_bytes_per_s))
+        if self.ssd_bytes_per_s is not None:
+            costs = replace(costs, load=replace(costs.load, ssd_bytes_per_s=self.ssd_bytes_per_s))
+        return costs
+
+    @property
+    def guesses(self) -> dict[str, float]:
+        """Return the rates that this cluster uses and its profile lacks, in bytes per second, by name."""
+        known, costs = self.profile.moves or MovesSection(), self.costs
+        disk = not self.ssd_bytes or self.ssd_bytes_per_s or known.ssd_bytes_per_s
+        link = self.together or self.link_bytes_per_s or known.far_bytes_per_s
+        rates = [
+            ("disks", disk, costs.load.ssd_bytes_per_s),
+            ("copies within a host", known.dram_bytes_per_s, costs.load.dram_bytes_per_s),
+            ("links", link, costs.transfer.far_bytes_per_s),
+        ]
+        return {name: rate for name, is_known, rate in rates if not is_known}
 
     @property
     def overheads(self) -> OverheadsSection:
@@ -150,14 +177,16 @@ class Cluster:
         machines = self.machines or self.profile
         size = self.block_tokens
         page_tokens = size if size > 4 * LEAST_PAGE else gcd(size, LEAST_PAGE)
-        nbytes = self.layout.nbytes
+        nbytes, load = self.layout.nbytes, self.costs.load
         shape = Shape(
             config=self._config(roles, nodes, source.num_requests),
             segments=[self.node_blocks * (role in lenders) for role in roles],
             slots=self.sequences, prompts=1,
             pages=self.kv_bytes * self.block_tokens // (nbytes * page_tokens),
             page_tokens=page_tokens, budget=self.batched_tokens or 1 << 30, chunked=bool(self.batched_tokens),
-            overlaps=self.overlaps, by_layers=self.overlaps, half_blocks=self.kv_bytes // nbytes,
+            overlaps=self.overlaps, by_layers=self.overlaps and self.layerwise != "off",
+            least=least_by_layers(self.layout.layers, nbytes, load) if self.layerwise == "auto" else 1,
+            half_blocks=self.kv_bytes // nbytes,
             sharing=self.sharing, tier_blocks=self.ssd_bytes // nbytes if "store" in roles else 0,
         )  # fmt: skip
         return Setting(

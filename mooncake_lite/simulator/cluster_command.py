@@ -105,6 +105,7 @@ class Kill(click.ParamType):
 @click.option("--link-gbps", type=POSITIVE, help="Of a node's link, each way.  [default: the profile's]")
 @click.option("--node-dram", type=Bytes(), help="Lent to the pool by a node.  [default: 1TB; colocated: 0]")
 @click.option("--ssd", default="0", show_default=True, type=Bytes(), help="SSD tier of such a node.")
+@click.option("--ssd-gbps", type=POSITIVE, help="Of its disk, reads and writes.  [default: the profile's]")
 @click.option(
     "--kv-cache-bytes",
     default="320GiB",
@@ -128,6 +129,10 @@ class Kill(click.ParamType):
     "--max-num-seqs", type=click.IntRange(1), help="Sequences that a node decodes at once.  [default: all]"
 )
 @click.option("--overlap-transfers/--no-overlap-transfers", default=True, show_default=True)
+@click.option(
+    "--layerwise", default="auto", show_default=True, type=click.Choice(["auto", "on", "off"]),
+    help="Move KV by layers beside a pass. auto: where the costs say that it is faster.",
+)  # fmt: skip
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")
@@ -156,6 +161,7 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
     check_kills(chosen, words["kills"])
     outcome, results = _play(chosen, requests, words["seed"], words["runs"], words["kills"])
     result = results[0]
+    result["guesses"] = chosen.guesses
     show(result, time.perf_counter() - began)
     if len(results) > 1:
         result["intervals"] = intervals(results[1:])
@@ -248,17 +254,18 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
     nodes = parse_nodes(words["nodes"])
     mode = words["mode"] or ("colocated" if "compute" in nodes else "pooled")
     dram = words["node_dram"]
-    gbps = words["link_gbps"]
+    link, disk = (gbps and gbps * 1e9 / 8 for gbps in (words["link_gbps"], words["ssd_gbps"]))
     profile = profile_with(named_profile(words["profile"]), words["decode_ms_per_sequence"])
     return Cluster(
         profile=profile, nodes=nodes, together=words["one_node"], mode=mode, block_tokens=trace.block_tokens,
         node_bytes=(0 if mode == "colocated" and "store" not in nodes else 10**12) if dram is None else dram,
         ssd_bytes=words["ssd"], kv_bytes=words["kv_cache_bytes"],
-        link_bytes_per_s=None if gbps is None else gbps * 1e9 / 8,
+        link_bytes_per_s=link, ssd_bytes_per_s=disk,
         batched_tokens=words["max_num_batched_tokens"], sequences=words["max_num_seqs"] or 1_000_000,
         sharing=words["prefix_sharing"] or ("off" if mode == "pooled" else "hash"),
-        overlaps=words["overlap_transfers"], policy=words["policy"], admission=words["admission"],
-        queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000, tbt_s=words["slo_tbt_ms"] / 1000,
+        overlaps=words["overlap_transfers"], layerwise=words["layerwise"], policy=words["policy"],
+        admission=words["admission"], queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000,
+        tbt_s=words["slo_tbt_ms"] / 1000,
     )  # fmt: skip
 
 
@@ -273,6 +280,14 @@ def show(result: dict[str, Any], wall_s: float) -> None:
         f"request; moved: {moved or 'nothing'}",
         highlight=False,
     )
+    mechanisms = [
+        f"{name.replace('_', ' ')} {one['tried']:,}" + f" ({one['failed']:,} failed)" * (one["failed"] > 0)
+        for name, one in result["mechanisms"].items()
+    ]
+    wide_console().print(f"tried: {', '.join(mechanisms)}", highlight=False)
+    if result["guesses"]:
+        words = ", ".join(f"{name} {rate * 8 / 1e9:g} Gbit/s" for name, rate in result["guesses"].items())
+        wide_console().print(f"guessed, because the profile lacks them: {words}", highlight=False)
     for one in result.get("kills", ()):
         gaps = one["longest_gap_s"]
         if gaps["mean"] is not None:

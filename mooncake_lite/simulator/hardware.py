@@ -40,14 +40,11 @@ class Hardware(Protocol):
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of a forward pass of a rank."""
 
-    def stream(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """Read blocks of the pool into the pages of a rank, by layers beside a pass."""
+    def read(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
+        """Read blocks of the pool into the pages of a rank. least_s: of the pass beside which they come."""
 
-    def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """Read blocks of the pool into the pages of a rank."""
-
-    def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """Write blocks from the pages of a rank into the pool."""
+    def write(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
+        """Write blocks from the pages of a rank into the pool. least_s: of the pass that fills them."""
 
     def copy(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Read blocks of the pool into the segment of a store rank."""
@@ -85,11 +82,11 @@ class DrawnHardware:
         seconds = self._cost.seconds(load)
         return seconds * self._factor() if load.new_tokens else seconds
 
-    def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+    def read(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
         """Draw the time of a transfer, in proportion to its blocks."""
-        self._clock.after(len(refs) * TRANSFER_S_PER_BLOCK * self._factor(), done)
+        self._clock.after(max(least_s, len(refs) * TRANSFER_S_PER_BLOCK * self._factor()), done)
 
-    stream = write = copy = read
+    write = copy = read
 
     def load(self, rank: int, nbytes: int, done: Action) -> None:
         """Draw the time of a read."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
-from mooncake_lite.simulator.kv import Content
+from mooncake_lite.simulator.kv import NOTHING, Content
 from store.objects import BlockRef
 
 
@@ -157,3 +157,14 @@ class Memory:
     def holds(self, rank: int, key: int) -> bool:
         """Return whether the segment of a rank holds the block with this key anywhere."""
         return self._stored.get((rank, key), 0) > 0
+
+
+class NoMemory(Memory):
+    """Segments without bytes, where prompts are lengths: every range holds the same."""
+
+    def write(self, ref: BlockRef, content: Content) -> None:
+        """Do nothing."""
+
+    def find(self, ref: BlockRef) -> Content | None:
+        """Return NOTHING."""
+        return NOTHING

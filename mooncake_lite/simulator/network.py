@@ -110,14 +110,21 @@ class Network:
         self._landing: dict[float, list[_Flow]] = {}
         self._sent = 0
 
-    def send(self, links: Sequence[Link], nbytes: int, done: Action, latency_s: float = 0.0) -> None:
+    def send(
+        self, links: Sequence[Link], nbytes: int, done: Action, latency_s: float = 0.0, most: float = inf
+    ) -> None:
         """Send bytes over links, each named once, and call `done` when the last ones have arrived.
 
         latency_s   between the departure of a byte and its arrival
+        most        bytes per second that come to be sent: such a flow also passes a link of its own, number
+                    -1 or below
 
         Of flows that end at the same time with the same latency, the one that was sent first is done first.
         """
         self._sent += 1
+        if most < inf:
+            links, self._capacities[-self._sent] = (*links, -self._sent), most
+            self._on[-self._sent] = {}
         flow = _Flow(self._sent, links, nbytes, done, latency_s)
         if not nbytes:
             self._land(flow)
@@ -173,10 +180,12 @@ class Network:
             return
         for link in flow.links:
             del self._on[link][flow.number]
+            if link < 0:
+                del self._on[link], self._capacities[link]
         self._land(flow)
         shared: set[Link] = set()
         for link in flow.links:
-            if link not in shared and self._on[link]:
+            if link not in shared and self._on.get(link):
                 shared |= self._share(link)
 
     def _land(self, flow: _Flow) -> None:

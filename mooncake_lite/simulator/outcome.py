@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_lite.control import Control
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.hardware import Hardware
 from mooncake_lite.workloads.metrics import (
@@ -73,6 +74,7 @@ class Outcome:
     bytes_moved  by link, as the hardware counts them
     outside      share of the passes of a kind that the profile does not cover
     copies       copies of a block in DRAM -> blocks with so many, when the last request had come
+    mechanisms   name -> how often it was tried, and how often it failed; pool: what the directory counted
     killed       role and time of each rank that died
     """
 
@@ -85,6 +87,8 @@ class Outcome:
     bytes_moved: dict[str, int]
     outside: dict[str, float]
     copies: dict[int, int]
+    mechanisms: dict[str, dict[str, int]]
+    pool: dict[str, int]
     killed: Sequence[tuple[str, float]] = ()
 
     @classmethod
@@ -96,12 +100,14 @@ class Outcome:
         ranks: Sequence[ComputingRank],
         hardware: Hardware,
         keys: Iterable[int | None],
+        control: Control,
         killed: Sequence[tuple[str, float]] = (),
     ) -> Outcome:
         """Measure a run.
 
         warm_up   share of its requests that do not count
         keys      of all objects in the pool when the last request had come
+        control   the control plane of the run
         killed    role and time of each rank that died
         """
         in_order = sorted(records, key=lambda one: one.arrived_s)
@@ -120,6 +126,8 @@ class Outcome:
             hardware.bytes_moved(),
             hardware.outside(),
             dict(sorted(Counter(Counter(keys).values()).items())),
+            dict(sorted(control.mechanisms.counts.items())),
+            control.directory.counters,
             killed,
         )
 
@@ -172,6 +180,8 @@ class Outcome:
             "bytes_moved": self.bytes_moved,
             "outside_profile": self.outside,
             "copies": self.copies,
+            "mechanisms": self.mechanisms,
+            "pool": self.pool,
             "decode_load_swing": float(np.std(self.loads.decode)) if self.loads.decode else None,
             "loads": self.loads.columns,
         }

@@ -14,6 +14,7 @@ from math import inf
 
 import numpy as np
 
+from mooncake_lite.errors import ClusterError
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.outcome import Loads, Outcome
@@ -43,7 +44,7 @@ def play(
     kills: Sequence[tuple[str, float]] = (),
     told: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Play all requests of a source.
+    """Play all requests of a source. Raises ClusterError when a mechanism was tried and never worked.
 
     warm_up   share of the requests, the first ones, that do not count
     kills     (role, seconds): a rank of this role dies then, the first one that lives
@@ -78,8 +79,10 @@ def play(
     world.clock.after(0.0, sample)
     with without_collector():
         world.run()
+    if not kills and (broken := world.control.mechanisms.broken):
+        raise ClusterError(f"all {', '.join(broken)} of this run failed, so its figures mean nothing")
     machines = [rank.rank for rank in ranks]
-    return Outcome.of(world.records, loads, warm_up, machines, world.hardware, keys, killed)
+    return Outcome.of(world.records, loads, warm_up, machines, world.hardware, keys, world.control, killed)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.file import OverheadsSection
@@ -91,21 +92,19 @@ class ProfiledHardware:
         """Return the time of a message: the launcher sees at once that a process has ended."""
         return self.message_s / 2
 
-    def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+    def read(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""
         here = self._nodes[rank]
-        self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done)
-
-    stream = read
+        self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done, least_s)
 
     def bytes_moved(self) -> dict[str, int]:
         """Return the bytes that went between nodes so far, within nodes, and from and to disks."""
         return dict(self._moved)
 
-    def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+    def write(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
         """Move blocks from the node of this rank to the nodes that will hold them."""
         here = self._nodes[rank]
-        self._move(rank, refs, lambda node: (link_of(OUT, here), link_of(IN, node)), done)
+        self._move(rank, refs, lambda node: (link_of(OUT, here), link_of(IN, node)), done, least_s)
 
     def copy(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them into the DRAM of this rank's node."""
@@ -121,11 +120,12 @@ class ProfiledHardware:
 
     def _move(
         self, rank: int, refs: Sequence[BlockRef], far: Callable[[int], tuple[Link, Link]], done: Action,
-        *, into_pages: bool = True,
+        least_s: float = 0.0, *, into_pages: bool = True,
     ) -> None:  # fmt: skip
         """Begin a flow for each node that holds some of the blocks, and call `done` when the last one ends.
 
         far          the links between another node and that of the rank
+        least_s      as long as each flow takes at least
         into_pages   of this rank, or out of them
         """
         here = self._nodes[rank]
@@ -145,7 +145,8 @@ class ProfiledHardware:
         load = (link_of(LOAD, here),) if into_pages else ()
         for node, count in nbytes.items():
             self._moved["near" if node == here else "far"] += count
+            most = count / least_s if least_s else inf
             if node == here:
-                self._network.send((link_of(LOAD, here),), count, one_done)
+                self._network.send((link_of(LOAD, here),), count, one_done, most=most)
             else:
-                self._network.send((*far(node), *load), count, one_done, self._latency_s)
+                self._network.send((*far(node), *load), count, one_done, self._latency_s, most)

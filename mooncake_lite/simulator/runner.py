@@ -41,6 +41,8 @@ class VirtualRunner:
     Of a pipeline it models all stages. Each takes the same part of a pass, and moves its part of blocks once
     it has done what it was told before.
 
+    _groups     of layers in which KV moves beside a pass
+    _leaving    to be called when the pass of the step under way ends
     _ranks      of the pipeline; one alone without a pipeline
     _last_done  when the last stage has done all passes so far
     """
@@ -63,6 +65,7 @@ class VirtualRunner:
         self._ended_puts: list[TransferEnded] = []
         self._late: list[Late] = []
         self._ranks = world.shape.config.instance_of(number)
+        self._groups = min(GROUPS, world.memory.layers)
         self._last_done = 0.0
         self._lost: TransferEnded | None = None
         self._tokens: list[int] = []
@@ -83,7 +86,7 @@ class VirtualRunner:
             kv.put(land.pages, self._kept(land.half, self._halves[land.half][: land.count]))
         for group in step.writes:
             if not group.behind:
-                self._when_all_can(partial(self._write, group, len(group.places)))
+                self._when_all_can(partial(self._write, group, group.places))
         for save in step.saves:
             self._slots[save.slot] = kv.block(save.pages)
         saved = [self._sums(self._slots[save.slot]) for save in step.saves]
@@ -100,7 +103,11 @@ class VirtualRunner:
             assert step.steps == len(self._ranks) == 1, "neither leaps nor pipelines load by layers"
             self._come_in(step.ahead)
         self._compute(step)
-        computed_at = self._passes[-1][0] if self._passes else world.clock.now
+        computed_at, pass_s = self._passes[-1] if self._passes else (world.clock.now, 0.0)
+        if step.ahead is not None:  # a layer comes while the two groups before it are computed
+            least_s = max(0.0, 1 - 2 / self._groups) * pass_s
+            world.hardware.read(self._number, step.ahead.places, self._has_come, least_s)
+        self._leaving = [self._leave(group, pass_s) for group in step.writes if group.behind]
         if step.chunks and step.ahead is None:
             self._will_end(computed_at)
         return computed_at
@@ -108,18 +115,27 @@ class VirtualRunner:
     def _has_come(self) -> None:
         """Know when the step ends: its last group of layers is computed after it has come."""
         ((computed_at, seconds),) = self._passes
-        last_s = seconds / GROUPS + self._world.hardware.step_s
+        last_s = seconds / self._groups + self._world.hardware.step_s
         self._will_end(max(computed_at, self._world.clock.now + last_s))
 
     def _will_end(self, time: float) -> None:
-        """Tell when the step ends. The last layers that leave behind it leave then."""
-        world = self._world
-        for group in self._step.writes:
-            if group.behind:
-                count = -(-len(group.places) // world.memory.layers)
-                computed = all(one.job != group.job for one in self._faults)
-                world.clock.at(time, partial(self._write, group, count, computed))
+        """Tell when the step ends. The last groups of layers may leave then."""
+        for leave in self._leaving:
+            self._world.clock.at(time, leave)
         self._ends(time)
+
+    def _leave(self, group: WriteGroup, pass_s: float) -> Action:
+        """Write blocks by layers, as the pass fills them. Returns what is to be called at its end.
+
+        The last group of layers leaves when the pass has ended, and the groups before it have left.
+        """
+        parts = [place.nbytes // self._groups for place in group.places]
+        last = [replace(place, nbytes=part) for place, part in zip(group.places, parts)]
+        first = [replace(place, nbytes=place.nbytes - part) for place, part in zip(group.places, parts)]
+        computed = all(one.job != group.job for one in self._faults)
+        calls = iter((lambda: None, partial(self._write, group, last, computed)))
+        self._world.hardware.write(self._number, first, lambda: next(calls)(), pass_s)
+        return lambda: next(calls)()
 
     def _when_all_can(self, begin: Action) -> None:
         """Begin a transfer once the last stage has done what it was told before."""
@@ -138,15 +154,16 @@ class VirtualRunner:
         found = [self._kv.block(group.pages[n * size : (n + 1) * size]) for n in range(len(group.places))]
         return self._kept(group.half, found)
 
-    def _write(self, group: WriteGroup, count: int, computed: bool = True) -> None:
-        """Begin to write a group; it takes as long as `count` blocks. They are copied as late as may be.
+    def _write(self, group: WriteGroup, moved: Sequence[BlockRef], computed: bool = True) -> None:
+        """Begin to write a group. Its blocks are copied as late as may be.
 
+        moved      what of them takes time now
         computed   False: its pass has failed, and so does this
         """
         copied = partial(self._blocks, group) if computed else list[Content]
         left = partial(self._left, self._ended_halves, group.half, group.places, copied)
         if not self._is_dead:
-            self._world.hardware.write(self._number, group.places[:count], left)
+            self._world.hardware.write(self._number, moved, left)
 
     def _come_in(self, load: LayerLoad) -> None:
         """Bring blocks into pages before a pass. Their layers come beside it."""
@@ -163,7 +180,6 @@ class VirtualRunner:
             self._lost = TransferEnded(0, FAILED, late)
         elif bad := self._differ(places, found):
             self._lost = TransferEnded(0, BAD, bad=bad)
-        world.hardware.stream(self._number, places, self._has_come)
 
     def _differ(self, places: Sequence[BlockRef], found: Sequence[Content]) -> list[BlockRef]:
         """Return the places that have to be compared, and hold other bytes than were put there."""

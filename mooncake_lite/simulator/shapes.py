@@ -57,7 +57,7 @@ class Shape:
     pages       KV pages of a computing rank; page_tokens: tokens of each
     budget      tokens of a forward pass beside the running batch; chunked: prompts may be cut into chunks
     overlaps    prompts are computed while blocks are stored, and decode ranks load those meanwhile
-    by_layers   prefixes come in, and the last blocks leave, layer by layer
+    by_layers   prefixes come in, and the last blocks leave, layer by layer; least: as few blocks as this do
     half_blocks, put_slots   staging memory of a computing rank: blocks of each half, and single slots
     sharing     how a rank shares prefixes in its pages
     preemption  what happens to sequences when pages run out
@@ -74,6 +74,7 @@ class Shape:
     chunked: bool = True
     overlaps: bool = True
     by_layers: bool = True
+    least: int = 1
     half_blocks: int = 2
     put_slots: int = 4
     sharing: str = "off"
@@ -181,6 +182,7 @@ class Shape:
             self.chunked,
             self.overlaps,
             by_layers,
+            self.least,
             late=stages > 1,
             even=4 * self.layout.block_tokens * (stages > 1),
         )

@@ -32,7 +32,7 @@ from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.custody import Custody
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.kv import ExactKV, NoKV
-from mooncake_lite.simulator.memory import Memory
+from mooncake_lite.simulator.memory import Memory, NoMemory
 from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, Post
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stage_rank import StageModel
@@ -103,7 +103,7 @@ class World(Post):
         self.requests: dict[str, Request] = {}
         self.control = Control(self.shape.config)
         layout = self.shape.layout
-        self.memory = Memory(layout.layers, layout.nbytes)
+        self.memory = (Memory if setting.exact else NoMemory)(layout.layers, layout.nbytes)
         self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
         self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
         self.exact = setting.exact

@@ -25,13 +25,13 @@ GROUP_S = 25e-6
 a pass, takes as long as whole and before it."""
 
 
-def least_by_layers(config: ServeConfig, model: ModelConfig, load: LoadCost) -> int:
-    """Return from how many blocks on it is faster to move them by layers.
+def least_by_layers(layers: int, nbytes: int, load: LoadCost) -> int:
+    """Return from how many blocks of nbytes bytes on it is faster to move them by layers.
 
     All but one group's part of the load is hidden behind the pass, and each group has a cost of its own.
     """
-    groups = min(GROUPS, model.layers)
-    hidden_s = (1 - 1 / groups) * load.seconds("dram", block_layout(config, model).nbytes)
+    groups = min(GROUPS, layers)
+    hidden_s = (1 - 1 / groups) * load.seconds("dram", nbytes)
     return ceil(groups * GROUP_S / hidden_s) if hidden_s else NEVER
 
 
@@ -39,6 +39,7 @@ def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool, load: Loa
     """Return how much a rank that computes does at once. prefills: it decodes nothing."""
     in_stages = prefills and config.pipeline_parallel_size > 1
     by_layers = config.overlap_transfers and config.layerwise != "off" and not in_stages
+    nbytes = block_layout(config, model).nbytes
     return Limits(
         config.max_num_batched_tokens,
         config.max_num_seqs,
@@ -46,7 +47,7 @@ def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool, load: Loa
         config.enable_chunked_prefill,
         config.overlap_transfers,
         model.layers if by_layers else 0,
-        least_by_layers(config, model, load) if config.layerwise == "auto" else 1,
+        least_by_layers(model.layers, nbytes, load) if config.layerwise == "auto" else 1,
         in_stages,
         even_context(model) if in_stages else 0,
     )

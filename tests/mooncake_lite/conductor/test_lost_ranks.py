@@ -358,3 +358,13 @@ def test_a_steward_that_greets_a_new_conductor_while_ranks_flush_is_told_of_the_
             assert more, f"the steward was told {told} alone"
             told += more
         assert told[0] == m.Conducting(1)
+
+
+def test_a_mechanism_that_never_works_is_told_as_degraded_until_it_works() -> None:
+    cluster = Cluster()
+    since, mechanisms = len(cluster.hub.sent), cluster.role.control.mechanisms
+    for tried, failed in ((19, 19), (1, 1), (1, 1), (1, 0)):
+        mechanisms.count("ssd_loads", tried, failed)
+        cluster.role.step([])
+    told = [status.degraded for status in statuses(cluster, since)]
+    assert told == [["ssd loads: all have failed so far"], []]

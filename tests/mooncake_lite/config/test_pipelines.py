@@ -137,10 +137,11 @@ def test_the_first_stage_plans_with_late_tokens_and_even_chunks_and_no_other_ran
 def test_few_small_blocks_move_whole_and_large_ones_by_layers() -> None:
     load = LoadCost(10e9, 1e9, 1e-3)
     small, large = (ServeConfig(block_size=size) for size in (16, 512))
-    one_s = load.seconds("dram", block_layout(small, MODEL).nbytes)
-    least = least_by_layers(small, MODEL, load)
+    nbytes, more = (block_layout(config, MODEL).nbytes for config in (small, large))
+    one_s = load.seconds("dram", nbytes)
+    least = least_by_layers(MODEL.layers, nbytes, load)
     assert least * one_s * 6 / 7 >= 7 * GROUP_S > (least - 1) * one_s * 6 / 7
-    assert least > least_by_layers(large, MODEL, load) >= 1
+    assert least > least_by_layers(MODEL.layers, more, load) >= 1
     assert limits_of(small, MODEL, True, load).least == least
     assert limits_of(replace(small, layerwise="on"), MODEL, True, load).least == 1
 

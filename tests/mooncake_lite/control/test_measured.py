@@ -96,7 +96,7 @@ def test_a_run_replaces_the_guess_by_what_its_ranks_take(seed: int) -> None:
     costs = world.control.state.costs
     assert costs.recompute_s(1000, 0) == pytest.approx(1000 * PREFILL_S_PER_TOKEN, rel=0.2)
     for instance in world.control.state.decodes:
-        assert costs.step_s(instance, 3, 900) == pytest.approx(STEP_S)
+        assert costs.step_s(instance, 3, 900) == pytest.approx(STEP_S, rel=1e-3), "a swap may come between"
     assert 1 < costs.lengths.predicted(0, 100, 500) < 60
 
 

@@ -266,7 +266,8 @@ def test_a_save_lasts_as_long_as_its_bytes_take() -> None:
         store.on(fx.SaveBlocks(store.number, refs, keys, keys, [[0] * 80] * count))
     while world.clock.step() and world.clock.now < 60:
         pass
-    written = {len(event.keys): at for at, event in said if getattr(event, "state", "") in ("written", "bad")}
+    assert {event.state for _, event in said} == {"written", "durable"}
+    written = {len(event.keys): at for at, event in said if event.state == "written"}
     assert written[1] < 1
     assert 6 < written[40] < 8
 
@@ -326,6 +327,12 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--nodes", "2P2D3S", "--mode", "split"], "mode split has none"),
         (["--nodes", "2C2S", "--node-dram", "0"], "mode colocated has stores only with --node-dram"),
         (["--one-node", "--link-gbps", "10"], "leave out --link-gbps"),
+        (
+            ["--nodes", "2P2D", "--mode", "split", "--ssd", "1TB"],
+            "this cluster has no stores",
+        ),
+        (["--ssd", "1TB", "--ssd-gbps", "0"], "0.0 is not in the range"),
+        (["--ssd", "1MB"], "--ssd 1000000: a block has 167,772,160 bytes"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(

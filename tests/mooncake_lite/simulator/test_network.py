@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import partial
+from math import inf
 from random import Random
 
 import pytest
@@ -201,3 +203,41 @@ def test_a_flow_that_others_slow_down_leaves_few_events_on_the_clock() -> None:
     while clock.step():
         pass
     assert max(waiting) <= 3
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 20).map(float),
+            st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True).map(tuple),
+            st.integers(1, 5000),
+            st.none() | st.integers(1, 500),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    CAPACITIES,
+)
+def test_a_flow_that_comes_slowly_is_one_that_passes_a_link_of_its_own(
+    sent: list[tuple[float, tuple[Link, ...], int, int | None]], capacities: list[int]
+) -> None:
+    named, ends = dict(enumerate(capacities)), [-1.0] * len(sent)
+    clock = Clock()
+    network = Network(clock, named.__getitem__)
+
+    def send(number: int) -> None:
+        _, links, nbytes, most = sent[number]
+        network.send(links, nbytes, lambda: ends.__setitem__(number, clock.now), most=most or inf)
+
+    for number, (at, *_) in enumerate(sent):
+        clock.at(at, partial(send, number))
+    while clock.step():
+        pass
+    slow = {12 + number: most for number, (*_, most) in enumerate(sent) if most}
+    flows = [
+        (at, (*links, 12 + number) if most else links, nbytes)
+        for number, (at, links, nbytes, most) in enumerate(sent)
+    ]
+    expected = fluid(flows, {**named, **slow})
+    assert ends == pytest.approx([float(end) for end in expected], rel=1e-9, abs=1e-9)
+    assert min(network._on) >= 0 <= min(network._capacities), "links of single flows are gone"

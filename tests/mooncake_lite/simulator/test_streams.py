@@ -17,24 +17,23 @@ from mooncake_lite.simulator.memory import Memory
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.runner import VirtualRunner
 from scheduler.costs import CostConfig, LoadCost, TransferCost
-from scheduler.instance.step import Chunk, Draw, LayerLoad, Step
+from scheduler.instance.step import Chunk, Draw, LayerLoad, Step, WriteGroup
 from store.objects import BlockRef
 
 pytestmark = pytest.mark.quick
 
-COMPUTE_S, LATENCY_S, BYTES_PER_S = 3.0, 0.5, 100.0
+COMPUTE_S, LATENCY_S, BYTES_PER_S = 3.0, 0.1, 100.0
 OVERHEADS = OverheadsSection()
 ENDS_S = COMPUTE_S + OVERHEADS.step_s
 
 
-def ends(*nbytes: int) -> list[float]:
-    """Begin a pass on each of some ranks at once; they load from one node. Returns when each pass ends."""
-    clock = Clock()
-    nodes = range(len(nbytes) + 1)
+def world_of(ranks: int) -> Any:
+    """Ranks of one node each. The link of a node moves BYTES_PER_S."""
+    clock, nodes = Clock(), range(ranks)
     costs = CostConfig(transfer=TransferCost(BYTES_PER_S, LATENCY_S), load=LoadCost(1e6, 1e6, 0.0))
     world: Any = SimpleNamespace(
         exact=True,
-        clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2, 1024),
+        clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2 * GROUPS, 1024),
         hardware=ProfiledHardware(clock, lambda load: COMPUTE_S, costs, nodes, OVERHEADS),
         shape=SimpleNamespace(
             layout=SimpleNamespace(block_tokens=16), page_tokens=16,
@@ -42,14 +41,23 @@ def ends(*nbytes: int) -> list[float]:
         ),
     )  # fmt: skip
     world.memory.add_segment(0, 1 << 20)
+    return world
+
+
+def chunk_of(job: Any) -> Chunk:
+    return Chunk(job, [0] * 16, 16, [0, 1], (Draw(None, [0] * 32, 0, frozenset()),), prompt=True)
+
+
+def ends(*nbytes: int) -> list[float]:
+    """Begin a pass on each of some ranks at once; they load from one node. Returns when each pass ends."""
+    world = world_of(len(nbytes) + 1)
     found: list[list[float]] = [[] for _ in nbytes]
     for rank, count in enumerate(nbytes, 1):
         runner = VirtualRunner(rank, NoKV(), world, lambda: None, found[rank - 1].append)
         job = cast(Any, ("job", 0))
         load = LayerLoad((0, 1), [BlockRef(1, 0, 0, count)], [0], job) if count else None
-        chunk = Chunk(job, [0] * 16, 16, [0, 1], (Draw(None, [0] * 32, 0, frozenset()),), prompt=True)
-        assert runner.begin(Step(0.0, ahead=load, chunks=(chunk,))) == ENDS_S
-    while clock.step():
+        assert runner.begin(Step(0.0, ahead=load, chunks=(chunk_of(job),))) == ENDS_S
+    while world.clock.step():
         pass
     assert all(len(each) == 1 for each in found), "each end is told once"
     return [end for (end,) in found]
@@ -65,3 +73,33 @@ def test_after_a_late_prefix_its_last_group_of_layers_is_computed() -> None:
 
 def test_streams_share_links_as_other_transfers_do() -> None:
     assert ends(1000, 1000) == pytest.approx([LATENCY_S + 20.0 + COMPUTE_S / GROUPS + OVERHEADS.step_s] * 2)
+
+
+def test_a_store_by_layers_leaves_the_rest_of_a_link_to_others_while_its_pass_computes() -> None:
+    """Of 150 bytes 140 leave in the 3 s of the pass, and the last 10 after it."""
+    world, job = world_of(2), cast(Any, ("job", 0))
+    place, ended, other = BlockRef(1, 0, 0, 150), list[float](), list[float]()
+    world.memory.write = lambda *block: ended.append(world.clock.now)
+    world.exact = True
+    runner = VirtualRunner(1, NoKV(), world, lambda: None, lambda time: None)
+    runner.begin(
+        Step(0.0, writes=(WriteGroup(0, [0], [place], job, 0, behind=True),), chunks=(chunk_of(job),))
+    )
+    world.hardware.write(1, [BlockRef(2, 0, 0, 100)], lambda: other.append(world.clock.now))
+    while world.clock.step():
+        pass
+    assert other == [pytest.approx(100 / (BYTES_PER_S - 140 / COMPUTE_S) + LATENCY_S)]
+    assert ended == [pytest.approx(COMPUTE_S + LATENCY_S + 10 / BYTES_PER_S + LATENCY_S)]
+
+
+def test_a_prefix_leaves_the_rest_of_a_link_to_others_while_its_pass_computes() -> None:
+    """Two of its groups are read ahead of the pass, and no more."""
+    world, other, job = world_of(2), list[float](), cast(Any, ("job", 0))
+    runner = VirtualRunner(1, NoKV(), world, lambda: None, lambda time: None)
+    load = LayerLoad((0, 1), [BlockRef(1, 0, 0, 104)], [0], job)
+    runner.begin(Step(0.0, ahead=load, chunks=(chunk_of(job),)))
+    world.hardware.read(1, [BlockRef(2, 0, 0, 100)], lambda: other.append(world.clock.now))
+    while world.clock.step():
+        pass
+    rate = 104 / (COMPUTE_S * (1 - 2 / GROUPS))
+    assert other == [pytest.approx(100 / (BYTES_PER_S - rate) + LATENCY_S)]

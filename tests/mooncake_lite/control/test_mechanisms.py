@@ -1,0 +1,116 @@
+"""What is tried and never works is known, however it fails."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control.grants import TRANSFER_S
+from mooncake_lite.control.mechanisms import MANY, Mechanisms
+from tests.mooncake_lite.control.plane import BLOCK, SUMS, Plane, only
+
+pytestmark = pytest.mark.quick
+
+
+def load(plane: Plane, key: int, how: str) -> None:
+    """Serve a request whose prefix is on SSD. how: what becomes of the load."""
+    order = only(fx.LoadBlocks, plane.arrive(f"r{key}", 2 * BLOCK, [key, 1000 + key]))
+    assert order.keys == [key]
+    if how == "undelivered":
+        effects = plane.on(ev.Undelivered(order, "its queue is full"))
+    elif how == "unanswered":
+        plane.now += TRANSFER_S
+        effects = plane.on(ev.Tick())
+    else:
+        sums, problem = ([SUMS], "") if how == "loaded" else ([[]], "no disk" if how == "no disk" else "")
+        effects = plane.on(ev.BlocksLoaded(3, 0, order.number, [how == "loaded"], sums, 0.1, problem))
+    job = only(fx.StartPrefill, effects)
+    plane.prefilled(job)
+    plane.on(ev.DecodeEnded(2, 0, job.request_id, job.attempt))
+
+
+@pytest.mark.parametrize("how", ["bad", "no disk", "undelivered", "unanswered"])
+def test_loads_that_all_fail_are_known_as_broken_until_one_works(how: str) -> None:
+    plane, keys = Plane(tier=range(1, 100)), count(1)
+    for _ in range(MANY - 1):
+        load(plane, next(keys), how)
+    assert plane.control.mechanisms.broken == []
+    load(plane, next(keys), how)
+    assert plane.control.mechanisms.broken == ["ssd_loads"]
+    load(plane, next(keys), "loaded")
+    assert plane.control.mechanisms.broken == []
+    assert plane.control.mechanisms.counts["ssd_loads"] == {"tried": MANY + 1, "failed": MANY}
+
+
+@pytest.mark.parametrize("state", ["bad", "dropped"])
+def test_a_save_counts_once_when_its_end_is_known(state: str) -> None:
+    plane = Plane()
+    order = None
+    for number in range(3):
+        job = only(fx.StartPrefill, plane.arrive(f"r{number}", BLOCK, [number + 1]))
+        order = only(fx.SaveBlocks, plane.prefilled(job))
+        plane.on(ev.BlocksSaved(3, 0, order.keys, "written"))
+        for _ in range(2):  # a report that comes twice
+            plane.on(ev.BlocksSaved(3, 0, order.keys, "durable" if number else state))  # type: ignore[arg-type]
+    assert plane.control.mechanisms.counts["ssd_saves"] == {"tried": 3, "failed": 1}
+
+
+def test_a_prefix_that_is_computed_all_the_same_was_not_loaded() -> None:
+    plane = Plane()
+    plane.serve("first", 3 * BLOCK, [1, 2, 3])
+    for number, computed in enumerate((BLOCK, 3 * BLOCK + 1)):
+        job = only(fx.StartPrefill, plane.arrive(f"r{number}", 3 * BLOCK + 1, [1, 2, 3]))
+        assert len(job.load) == 3
+        plane.prefilled(job, computed_tokens=computed)
+    assert plane.control.mechanisms.counts["prefix_loads"] == {"tried": 6, "failed": 3}
+
+
+def test_requests_that_ranks_give_up_are_failures_of_what_the_rank_did() -> None:
+    plane = Plane()
+    for number in range(2):
+        job = only(fx.StartPrefill, plane.arrive(f"p{number}", BLOCK, []))
+        plane.on(ev.RequestFailed(1, 0, job.request_id, job.attempt, "no engine", for_good=True))
+    job = only(fx.StartPrefill, plane.arrive("d", BLOCK, []))
+    order = only(fx.StartDecode, plane.prefilled(job))
+    plane.on(ev.RequestFailed(2, 0, "d", order.attempt, "no pages", for_good=True))
+    counts = plane.control.mechanisms.counts
+    assert counts == {"prefills": {"tried": 3, "failed": 2}, "decodes": {"tried": 1, "failed": 1}}
+
+
+def test_what_was_not_tried_is_not_broken() -> None:
+    mechanisms = Mechanisms()
+    mechanisms.count("copies", 0, 0)
+    mechanisms.count("", MANY, MANY)
+    assert (mechanisms.counts, mechanisms.broken) == ({}, [])
+
+
+def test_puts_that_a_rank_could_not_write_or_never_told_of_are_failures() -> None:
+    plane = Plane()
+    for number, failed in enumerate((0, 1, 2), 1):
+        keys = [10 * number, 10 * number + 1]
+        wanted = ev.PutsWanted(2, 0, number, keys, keys, [(None, 0), (keys[0], 1)], ["gone", "gone"])
+        places = only(fx.GrantPuts, plane.on(wanted)).places
+        ids = [place.object_id for place in places if place is not None]
+        written, lost = ids[failed:], ids[:failed]
+        plane.on(ev.PutsEnded(2, 0, number, written, [SUMS] * len(written), lost))
+    plane.on(ev.PutsWanted(2, 0, 4, [99], [99], [(None, 0)], ["gone"]))
+    plane.now += TRANSFER_S
+    plane.on(ev.Tick())
+    assert plane.control.mechanisms.counts["puts"] == {"tried": 7, "failed": 4}
+
+
+@pytest.mark.parametrize("how", ["swapped", "given up"])
+def test_a_swap_that_its_rank_gives_up_is_a_failure(how: str) -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 2 * BLOCK, []))
+    order = only(fx.StartDecode, plane.prefilled(job))
+    about = 2, 0, "a", order.attempt, 2 * BLOCK + 1, list[int](), list[int]()
+    plane.on(ev.DecodeLoaded(*about[:4]))
+    grant = only(fx.GrantSwap, plane.on(ev.SwapWanted(*about)))
+    assert grant.places is not None
+    sums = [SUMS] * len(grant.places)
+    plane.on(ev.Swapped(*about, checksums=sums) if how == "swapped" else ev.Preempted(*about))
+    assert plane.control.mechanisms.counts["swaps"] == {"tried": 1, "failed": int(how != "swapped")}
