@@ -101,7 +101,7 @@ def twice_as_fast(slow: Cluster) -> Cluster:
     profile = slow.profile
     costs = costs_of(profile)
     moves = MovesSection(
-        2 * costs.transfer.near_bytes_per_s, costs.transfer.latency_s / 2, 2 * costs.transfer.far_bytes_per_s,
+        None, costs.transfer.latency_s / 2, 2 * costs.transfer.far_bytes_per_s,
         2 * costs.load.dram_bytes_per_s, 2 * costs.load.ssd_bytes_per_s,
     )  # fmt: skip
     halved = OverheadsSection(
