@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import resource
-import socket
 from collections.abc import Iterator
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -49,21 +48,6 @@ class Reserve:
             yield
         finally:
             self._take()
-
-    def turn_away(self, listener: socket.socket, answer: bytes = b"") -> bool:
-        """Accept a connection for which no other descriptor is left, and end it with an answer.
-
-        Returns False if that is impossible, too.
-        """
-        with self.lent():
-            try:
-                sock, _ = socket.socket.accept(listener)
-            except OSError as error:
-                return error.errno not in EXHAUSTED
-            with sock, contextlib.suppress(OSError):
-                sock.setblocking(False)
-                sock.send(answer)
-            return True
 
     def _take(self) -> None:
         with contextlib.suppress(OSError):

@@ -146,7 +146,10 @@ class LineServer:
     def _refuse(self) -> None:
         """End a connection for which there is no descriptor, or watch the door again later."""
         self.refused += 1
-        if not self._reserve.turn_away(self._door):
+        try:
+            with self._reserve.lent():
+                self._door.accept()[0].close()
+        except OSError:
             self._door_opens_s = time.monotonic() + DOOR_CLOSED_S
             self._epoll.unregister(self._door)
 

@@ -18,7 +18,7 @@ from typing import Any
 from mooncake_lite.config.origins import Origins
 from mooncake_lite.gateway.cross_origin import headers_for
 from mooncake_lite.gateway.plumbing import crowded, error_answer
-from transport.descriptors import EXHAUSTED, Reserve, raise_limit
+from transport.descriptors import EXHAUSTED, raise_limit
 
 OTHER_DESCRIPTORS = 96
 """Descriptors that connections leave: for the gateway itself some 30, UNASKED, LINGERING, and 34 to spare."""
@@ -35,7 +35,7 @@ LINGERING, LINGER_S = 16, 1.0
 has read the answer."""
 
 PAUSE_S = 0.01
-"""Pause of the whole process when a connection can be neither accepted nor refused: it must not spin."""
+"""Pause of the whole process if even so it has no descriptor for a connection: it must not spin."""
 
 SAY_AGAIN_S = 60.0
 """Time between two lines about refused connections."""
@@ -53,7 +53,6 @@ class Door(socket.socket):
         self._refusal = _refusal(self.limit, origins)
         self._inside: set[socket.socket] = set()
         self._refused: deque[socket.socket] = deque()
-        self._reserve = Reserve()
         self._said_s = -math.inf
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -64,9 +63,7 @@ class Door(socket.socket):
             except OSError as error:
                 if error.errno not in EXHAUSTED:
                     raise
-                self._say()
-                if not self._reserve.turn_away(self, self._refusal):
-                    time.sleep(PAUSE_S)
+                time.sleep(PAUSE_S)
                 break
             if len(self._inside) >= self.limit + UNASKED:
                 self._inside = {each for each in self._inside if each.fileno() >= 0}

@@ -14,10 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.descriptors import no_descriptor_left
 from tests.patience import wait_until
 from transport.channel import Hub, Spoke
-from transport.descriptors import Reserve
 from transport.errors import TransferError
 from transport.lines import Line, LineServer
 from transport.sockets import BytesClient, BytesServer
@@ -115,17 +113,3 @@ def test_a_server_of_bytes_closes_connections_beyond_half_of_the_descriptors_and
         server.check()
     lines = [record.message for record in caplog.records]
     assert lines == ["more connections are refused: 3 are open (see ulimit -n)"]
-
-
-def test_a_connection_without_a_descriptor_gets_an_answer_and_its_end() -> None:
-    with closing(Reserve()) as reserve, socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        assert reserve.turn_away(listener), "no connection waits"
-        with socket.create_connection(listener.getsockname()) as client:
-            with no_descriptor_left():
-                assert reserve.turn_away(listener, b"full")
-                assert len(reserve.fds) == 1
-            assert (client.recv(9), client.recv(9)) == (b"full", b"")
-            reserve.close()
-            with no_descriptor_left():
-                assert not reserve.turn_away(listener)
