@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
 import sys
 import time
-from collections import deque
 from typing import Any
 
 from mooncake_lite.config.origins import Origins
@@ -52,11 +50,13 @@ class Door(socket.socket):
         self.limit = max(1, min(most, raise_limit() - OTHER_DESCRIPTORS))
         self._refusal = _refusal(self.limit, origins)
         self._inside: set[socket.socket] = set()
-        self._refused: deque[socket.socket] = deque()
-        self._said_s = -math.inf
+        self._refused: list[socket.socket] = []
+        self._said_s = -SAY_AGAIN_S
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept the next connection for which there is room. Raises BlockingIOError if none waits."""
+        if len(self._inside) >= self.limit + UNASKED:
+            self._inside = {each for each in self._inside if each.fileno() >= 0}
         for _ in range(AT_ONCE):
             try:
                 sock, address = super().accept()
@@ -65,8 +65,6 @@ class Door(socket.socket):
                     raise
                 time.sleep(PAUSE_S)
                 break
-            if len(self._inside) >= self.limit + UNASKED:
-                self._inside = {each for each in self._inside if each.fileno() >= 0}
             if len(self._inside) < self.limit + UNASKED:
                 self._inside.add(sock)
                 return sock, address
@@ -83,7 +81,7 @@ class Door(socket.socket):
         self._refused.append(sock)
         asyncio.get_running_loop().call_later(LINGER_S, sock.close)
         if len(self._refused) > LINGERING:
-            self._refused.popleft().close()
+            self._refused.pop(0).close()
 
     def _say(self) -> None:
         if time.monotonic() - self._said_s > SAY_AGAIN_S:

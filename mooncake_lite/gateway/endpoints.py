@@ -198,18 +198,15 @@ class Endpoints:
         return _json(types.Version(mooncake_lite.__version__))
 
     async def openapi(self, request: Request) -> Response:
-        """GET /openapi.json: the description of all endpoints."""
-        return _json(describe(ENDPOINTS, self._own_limits(), has_key=self._services.has_key))
-
-    def _own_limits(self) -> dict[str, Any]:
-        """Return this server's values for the names of limits in the types of bodies."""
-        return {
+        """GET /openapi.json: the description of all endpoints, with the limits that this server has."""
+        own = {
             "$models": [self._settings.served_id, "default"],
             "$most_tokens": self._settings.max_model_len - 1,
             "$most_choices": self._settings.config.max_num_seqs,
             "$most_prompts": self._settings.config.max_queue,
             "$last_token_id": self._prompts.tokenizer.vocab_size - 1,
         }
+        return _json(describe(ENDPOINTS, own, has_key=self._services.has_key))
 
     # ------------------------------------------------------------------ around every endpoint
 
