@@ -63,9 +63,6 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     function_call: Any = None
 
 
-Messages = Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
-
-
 class GenerateBody(SamplingBody, kw_only=True):
     """Base of the bodies of both generating endpoints."""
 
@@ -84,7 +81,7 @@ class GenerateBody(SamplingBody, kw_only=True):
 class ChatBody(GenerateBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Messages
+    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
 
@@ -102,33 +99,15 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: Model | None = None
     prompt: Annotated[str, Meta(extra_json_schema={"minLength": 1})] | None = None
-    messages: Messages | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     model: Model | None = None
-    tokens: list[TokenId]
+    tokens: list[int]
 
-
-def _without(neutral: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    return {"properties": {name: {"enum": list(values)} for name, values in neutral.items()}}
-
-
-_PRESENT: dict[str, dict[str, Any]] = {
-    name: {"required": [name], "properties": {name: {"type": kinds}}}
-    for name, kinds in (("prompt", "string"), ("messages", "array"), ("content", ["string", "array"]))
-}
-BESIDES: dict[str, dict[str, Any]] = {
-    "ContentPart": {"required": ["type", "text"]},
-    "ChatMessage": {"anyOf": [_PRESENT["content"], {"properties": {"role": {"const": "assistant"}}}]},
-    "TokenizeBody": {"oneOf": [_PRESENT["prompt"], _PRESENT["messages"]], **_without(NEUTRAL)},
-    "DetokenizeBody": _without(NEUTRAL),
-    "CompletionBody": _without(NEUTRAL),
-    "ChatBody": _without(NEUTRAL | NEUTRAL_IN_CHATS),
-}
-"""Name of a type -> what is checked besides it, as JSON schema."""
 
 Prompt = str | list[int] | list[dict[str, str]]
 """Text, token ids, or the messages of a chat as a template wants them."""

@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 import mooncake_lite
 from mooncake_lite.gateway.answer_types import ErrorAnswer
-from mooncake_lite.gateway.bodies import BESIDES
+from mooncake_lite.gateway.fields import NEUTRAL, NEUTRAL_IN_CHATS
+from mooncake_lite.gateway.sampling import TokenId
 
 ERRORS = {
     400: "The request is no HTTP/1.1 or no JSON, or a field is wrong; param names it",
@@ -40,6 +41,25 @@ OF_BODIES = (404, 408, 413, 415, 429)
 
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 """A server-sent event. Its data is a chunk or an error object as JSON, or [DONE]."""
+
+
+def _without(neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    return {"properties": {name: {"enum": list(values)} for name, values in neutral.items()}}
+
+
+_TEXT = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}}
+_LIST = {"type": "array", "minItems": 1}
+_CHAT = {"required": ["messages"], "properties": {"prompt": {"type": "null"}, "messages": _LIST}}
+_FULL = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
+BESIDES: dict[str, dict[str, Any]] = {
+    "ContentPart": {"required": ["type", "text"]},
+    "ChatMessage": {"anyOf": [_FULL, {"properties": {"role": {"const": "assistant"}}}]},
+    "TokenizeBody": {"oneOf": [_TEXT, _CHAT], **_without(NEUTRAL)},
+    "DetokenizeBody": {"properties": {"tokens": msgspec.json.schema(list[TokenId])}},
+    "CompletionBody": _without(NEUTRAL),
+    "ChatBody": _without(NEUTRAL | NEUTRAL_IN_CHATS),
+}
+"""Name of a type -> what `bodies` checks besides it, as JSON schema."""
 
 Schemas = dict[type, dict[str, Any]]
 """JSON schema of each type."""
