@@ -7,6 +7,7 @@ trusts no client. Explained in docs/explain/transport.md.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -42,9 +43,12 @@ LINGER_S = 0.5
 """Longest wait of close() for transfers of clients."""
 
 MAX_CONNECTIONS = 256
-"""Most connections of one server, each with a thread; more are closed at once and counted as refused."""
+"""Most connections of one server, each with a thread, and at most half of the process's descriptors; more are
+closed at once and counted as refused."""
 
 _DRAIN_BYTES = 256 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class ServerCounters:
 
     bytes_read, bytes_written   moved completely
     queued_bytes                of requests that are being served now
-    refused                     requests, and connections beyond MAX_CONNECTIONS
+    refused                     requests, and connections beyond the limit
     strangers                   connections that did not prove the secret
     dropped                     connections ended for a malformed message or a stall
     """
@@ -88,7 +92,8 @@ class BytesServer:
         on_fatal: OnFatal | None = None,
     ):
         check_secret(secret)
-        raise_limit()
+        self._most = min(MAX_CONNECTIONS, raise_limit() // 2)
+        self._said_full = False
         self._on_fatal = on_fatal
         self._secret = secret
         self._lent = lent if lent is not None else LentBuffers()
@@ -101,7 +106,7 @@ class BytesServer:
             self._listener = socket.socket(family, socket.SOCK_STREAM)
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((host, port))
-            self._listener.listen(64)
+            self._listener.listen(MAX_CONNECTIONS)
         except (OSError, OverflowError) as error:
             raise errors.ChannelError(f"cannot listen at {host}:{port}: {error}") from None
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -155,7 +160,7 @@ class BytesServer:
         """Assert that the counters agree with the connections (tests)."""
         self._lent.check()
         with self._changed:
-            assert len(self._connections) <= MAX_CONNECTIONS
+            assert len(self._connections) <= self._most
             assert self._counters.connections >= 0
 
     # ------------------------------------------------------------------ threads
@@ -177,13 +182,16 @@ class BytesServer:
                     continue
                 raise
             with self._changed:
-                full = self._closed or len(self._connections) >= MAX_CONNECTIONS
+                full = self._closed or len(self._connections) >= self._most
                 if full:
                     self._counters.refused += 1
                 else:
                     self._connections.add(connection)
             if full:
                 connection.close()
+                if not (self._said_full or self._closed):
+                    self._said_full = True
+                    _log.warning("more connections are refused: %d are open (see ulimit -n)", self._most)
                 continue
             try:
                 start_thread("bytes", self._serve, connection, on_fatal=self._on_fatal)

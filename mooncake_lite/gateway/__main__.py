@@ -21,6 +21,7 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.connection import connection_type
 from mooncake_lite.gateway.cross_origin import CrossOrigin
+from mooncake_lite.gateway.door import Door
 from mooncake_lite.gateway.endpoints import Endpoints
 from mooncake_lite.gateway.plumbing import QuietServer, bounded, well_framed
 from mooncake_lite.gateway.prompts import Prompts
@@ -31,7 +32,6 @@ from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import read_states
 from mooncake_lite.launch.verdict import why_told_to_end
 from mooncake_lite.model.tokenizer import load_tokenizer
-from transport.descriptors import raise_limit
 from transport.membership import Heart
 
 PARENT_END_S = 0.2
@@ -79,7 +79,7 @@ def view_of(settings: Settings, on_stop: Callable[[str, float], None]) -> Cluste
     return cluster
 
 
-async def serve(settings: Settings, listener: socket.socket) -> None:
+async def serve(settings: Settings, door: Door) -> None:
     """Serve until told to stop. Raises UserError when a socket cannot be opened."""
     stopped = asyncio.Event()
     goodbye_s = GOODBYE_S
@@ -120,11 +120,11 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=30,
     )
     server = QuietServer(config)
-    limited = bounded(well_framed(app), settings.limits.connections, server.server_state.connections)
+    limited = bounded(well_framed(app), door.limit, server.server_state.connections)
     own_names = (socket.gethostname(), socket.getfqdn(), settings.config.host)
-    hosts = hosts_of(settings.config.allowed_hosts, listener.getsockname()[0], own_names)
+    hosts = hosts_of(settings.config.allowed_hosts, door.getsockname()[0], own_names)
     config.app = CrossOrigin(limited, origins, hosts)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[door]))
     running = asyncio.create_task(cluster.run())
     told = asyncio.create_task(stopped.wait())
     try:
@@ -149,8 +149,8 @@ def run(run_dir: Path) -> None:
     if not follow_parent(settings.parent_pid or os.getppid()):
         return
     listener = listen(settings.config.host, settings.config.port)
-    raise_limit()  # each stream takes a descriptor
-    asyncio.run(serve(settings, listener))
+    door = Door(listener, settings.limits.connections, parse_origins(settings.config.allowed_origins))
+    asyncio.run(serve(settings, door))
 
 
 if __name__ == "__main__":

@@ -5,25 +5,26 @@ Used by all that answers. `openapi` describes them. The events of a stream are i
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
 FinishReason = Literal["stop", "length"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PromptTokensDetails(msgspec.Struct):
     """cached_tokens: prompt tokens whose KV was reused."""
 
-    cached_tokens: int
+    cached_tokens: Count
 
 
 class Usage(msgspec.Struct):
     """Tokens of one request."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
 
 
@@ -35,21 +36,51 @@ class AssistantMessage(msgspec.Struct):
     refusal: None = None
 
 
+class TokenLogprob(TypedDict):
+    """A token with its logprob. bytes: of its text in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChosenLogprob(TokenLogprob):
+    """A token of the answer, with the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The logprobs of a chat's answer."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class TextLogprobs(TypedDict):
+    """The logprobs of a text completion; those of a prompt's first token are null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
 class ChatChoice(msgspec.Struct):
     """One of the answers of a chat completion."""
 
-    index: int
+    index: Count
     message: AssistantMessage
-    logprobs: Any
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
 class TextChoice(msgspec.Struct):
     """One of the answers of a text completion."""
 
-    index: int
+    index: Count
     text: str
-    logprobs: Any
+    logprobs: TextLogprobs | None
     finish_reason: FinishReason
 
 
@@ -95,9 +126,9 @@ class ModelList(msgspec.Struct, tag_field="object", tag="list"):
 class TokenIds(msgspec.Struct):
     """The token ids of a text or a chat."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
     token_strs: list[str] | None = None
 
 
@@ -110,8 +141,8 @@ class Text(msgspec.Struct):
 class ResetAnswer(msgspec.Struct):
     """Blocks that were removed, from DRAM or SSD, and blocks that are in use and stay."""
 
-    removed_blocks: int
-    kept_blocks: int
+    removed_blocks: Count
+    kept_blocks: Count
 
 
 class Health(msgspec.Struct):

@@ -1,22 +1,23 @@
 """Request bodies: from the bytes of a POST to one valid `Ask`, or a RequestError that names the field.
 
 Called by `endpoints`. Checks all that can be checked without the tokenizer; knows no cluster.
-Types are checked by msgspec, ranges here, fields that cannot be obeyed in `fields`.
+Types and limits are checked by msgspec, fields that cannot be obeyed in `fields`, the rest here.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.fields import NEUTRAL, NEUTRAL_IN_CHATS, refuse_unsupported
-from mooncake_lite.gateway.sampling import OPENAI, SamplingBody, sampling_of, stop_ids_of, top_logprobs
+from mooncake_lite.gateway.sampling import OPENAI, NumLogprobs, NumTokens, SamplingBody, TokenId, sampling_of
 from mooncake_lite.messages import Sampling
 
 MAX_STOPS = 16
@@ -24,6 +25,17 @@ MAX_STOPS = 16
 
 MAX_STOP_CHARS = 1024
 """The text held back while it may be the start of a stop string is shorter than this."""
+
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+NumChoices = Annotated[int, Meta(ge=1, extra_json_schema={"maximum": "$most_choices"})]
+Model = Annotated[str, Meta(extra_json_schema={"enum": "$models"})]
+
+Text = Annotated[str, Meta(min_length=1)]
+Ids = Annotated[list[TokenId], Meta(min_length=1, extra_json_schema={"maxItems": "$most_tokens"})]
+_SEVERAL = Meta(min_length=1, extra_json_schema={"maxItems": "$most_prompts"})
+_FORMS = (Text, Ids, Annotated[list[Text], _SEVERAL], Annotated[list[Ids], _SEVERAL])
+OfForms = Meta(extra_json_schema={"anyOf": [msgspec.json.schema(form) for form in _FORMS]})
+"""What `_prompts` accepts. msgspec has no unions of two kinds of lists."""
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; /v1/chat/completions takes what is left of the context."""
@@ -38,8 +50,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message's content; only those of type "text" are taken."""
 
-    type: str
-    text: str | None = None
+    type: Annotated[str, Meta(extra_json_schema={"const": "text"})]
+    text: Annotated[str | None, Meta(extra_json_schema={"type": "string"})] = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -53,12 +65,12 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 class GenerateBody(SamplingBody, kw_only=True):
     """Base of the bodies of both generating endpoints."""
 
-    model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    stop: str | list[str] | None = None
+    model: Model | None = None
+    n: NumChoices | None = None
+    best_of: NumChoices | None = None
+    max_tokens: NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -68,31 +80,31 @@ class GenerateBody(SamplingBody, kw_only=True):
 class ChatBody(GenerateBody, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
 
 
 class CompletionBody(GenerateBody, kw_only=True):
     """POST /v1/completions: a text, token ids, or a list of several prompts of one of these kinds."""
 
-    prompt: str | list[Any]
-    logprobs: int | None = None
+    prompt: Annotated[Any, OfForms]
+    logprobs: NumLogprobs | None = None
     echo: bool | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize: prompt or messages, and not both."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Model | None = None
+    prompt: Annotated[str, Meta(extra_json_schema={"minLength": 1})] | None = None
     messages: list[ChatMessage] | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
-    model: str | None = None
+    model: Model | None = None
     tokens: list[int]
 
 
@@ -138,7 +150,7 @@ def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
 def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     """Return the Ask of a completion's body. defaults: of sampling. Raises RequestError."""
     body = _typed(raw, CompletionBody)
-    logprobs = -1 if body.logprobs is None else top_logprobs("logprobs", body.logprobs)
+    logprobs = -1 if body.logprobs is None else body.logprobs
     sampling = sampling_of(body, defaults, logprobs)
     if body.echo:
         sampling = replace(sampling, prompt_logprobs=logprobs)
@@ -193,12 +205,20 @@ def _parsed(
         raise RequestError(f"the body is not valid JSON: {_json_problem(raw, str(error))}") from None
     if not isinstance(body, dict):
         raise RequestError('the body must be a JSON object, as {"prompt": "hello"}')
+    body = {name: _whole(value) for name, value in body.items()}
     refuse_unsupported(body, neutral)
     try:
         return body, msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         message = str(error)
-        raise RequestError(message.replace("$.", ""), param=_field_of(message)) from None
+        raise RequestError(_in_words(message, body), param=_field_of(message)) from None
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """Return numbers without a fraction as integers, in lists too: in JSON 3.0 is 3."""
+    if isinstance(value, list) and depth:
+        return [_whole(each, depth - 1) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _json_problem(raw: bytes, message: str) -> str:
@@ -210,9 +230,20 @@ def _json_problem(raw: bytes, message: str) -> str:
     return message
 
 
+def _in_words(message: str, body: dict[str, Any]) -> str:
+    """Return a msgspec message, in full words where a number or a length is beyond a limit."""
+    found = re.match(r"Expected `\w+`( of length)? ([<>]=?) (\S+) - at `\$\.(\w+)`$", message)
+    if found is None:
+        return message.replace("$.", "")
+    length, sign, limit, name = found.groups()
+    what = f"the length of {name}" if length else f"{name}={body[name]}"
+    words = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+    return f"{what} must be {words[sign]} {limit.removesuffix('.0')}"
+
+
 def _field_of(message: str) -> str | None:
     """Return the field of a msgspec message: its path, or the missing name at that path."""
-    path = re.search(r" - at `\$\.?([^`]*)`$", message)
+    path = re.search(r" - at (?:`key` in )?`\$\.?([^`]*?)(?:\[\.\.\.\])?`$", message)
     missing = re.search(r"required field `([^`]+)`", message)
     parts = [found.group(1) for found in (path, missing) if found]
     return ".".join(part for part in parts if part) or None
@@ -238,7 +269,7 @@ def _are_ids(prompt: Any) -> bool:
 
 def _chat_logprobs(body: ChatBody) -> int:
     if body.logprobs:
-        return top_logprobs("top_logprobs", body.top_logprobs or 0)
+        return body.top_logprobs or 0
     if body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
     return -1
@@ -258,8 +289,8 @@ def _ask(
         max_tokens=max_tokens,
         sampling=sampling,
         seeded=body.seed is not None,
-        stops=_stops(body.stop),
-        stop_ids=stop_ids_of(body),
+        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_ids=tuple(body.stop_token_ids or ()),
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         ignore_eos=bool(body.ignore_eos),
@@ -270,8 +301,6 @@ def _ask(
 def _choices(body: GenerateBody, max_tokens: int | None) -> int:
     """Return the number of answers to a prompt. Raises RequestError."""
     n = 1 if body.n is None else body.n
-    if n < 1:
-        raise RequestError(f"n={n} must be at least 1", param="n")
     if n > 1 and max_tokens == 0:
         raise RequestError(f"n={n} answers of max_tokens=0 would all be empty; leave n out", param="n")
     if body.best_of not in (None, n):
@@ -289,19 +318,4 @@ def _max_tokens(body: GenerateBody) -> int | None:
             f"max_tokens={first} and max_completion_tokens={second} contradict each other; give one",
             param="max_completion_tokens",
         )
-    name, wanted = ("max_tokens", first) if first is not None else ("max_completion_tokens", second)
-    if wanted is not None and wanted < 0:
-        raise RequestError(f"{name}={wanted} must be at least 0", param=name)
-    return wanted
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        raise RequestError(f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop")
-    for text in stops:
-        if not 1 <= len(text) <= MAX_STOP_CHARS:
-            raise RequestError(
-                f"a stop string of {len(text)} characters; 1 to {MAX_STOP_CHARS} are allowed", param="stop"
-            )
-    return stops
+    return first if first is not None else second

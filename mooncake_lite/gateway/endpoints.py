@@ -198,8 +198,15 @@ class Endpoints:
         return _json(types.Version(mooncake_lite.__version__))
 
     async def openapi(self, request: Request) -> Response:
-        """GET /openapi.json: the description of all endpoints."""
-        return _json(describe(ENDPOINTS, has_key=self._services.has_key))
+        """GET /openapi.json: the description of all endpoints, with the limits that this server has."""
+        own = {
+            "$models": [self._settings.served_id, "default"],
+            "$most_tokens": self._settings.max_model_len - 1,
+            "$most_choices": self._settings.config.max_num_seqs,
+            "$most_prompts": self._settings.config.max_queue,
+            "$last_token_id": self._prompts.tokenizer.vocab_size - 1,
+        }
+        return _json(describe(ENDPOINTS, own, has_key=self._services.has_key))
 
     # ------------------------------------------------------------------ around every endpoint
 
@@ -272,16 +279,16 @@ ENDPOINTS = (
     Endpoint(
         methods=("POST",), path="/reset_prefix_cache", handler=Endpoints.reset_prefix_cache, guarded=True,
         summary="Remove every block of the pool, in DRAM and on SSD",
-        answer=types.ResetAnswer, errors=(500, 503),
+        answer=types.ResetAnswer,
     ),
     Endpoint(
         methods=("GET",), path="/health", handler=Endpoints.health, guarded=False,
         summary="Whether every rank is ready, and what does not work as it should",
-        answer=types.Health, errors=(503,), details=types.Health,
+        answer=types.Health, details=types.Health,
     ),
     Endpoint(
         methods=("GET", "POST"), path="/ping", handler=Endpoints.ping, guarded=False,
-        summary="The status of /health, without a body", answer=None, errors=(503,), details=None,
+        summary="The status of /health, without a body", answer=None, details=None,
     ),
     Endpoint(
         methods=("GET",), path="/metrics", handler=Endpoints.show_metrics, guarded=True,

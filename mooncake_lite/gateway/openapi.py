@@ -6,7 +6,7 @@ Used by `endpoints`, which serves it at /openapi.json. Knows no cluster. Explain
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,51 @@ from starlette.responses import Response
 
 import mooncake_lite
 from mooncake_lite.gateway.answer_types import ErrorAnswer
+from mooncake_lite.gateway.fields import NEUTRAL, NEUTRAL_IN_CHATS
+from mooncake_lite.gateway.sampling import TokenId
 
 ERRORS = {
     400: "The request is no HTTP/1.1 or no JSON, or a field is wrong; param names it",
     401: "The API key is missing or wrong",
+    403: "A web page that is not allowed",
     404: "Another model",
+    405: "Another method",
     408: "The body took too long",
     413: "The body is too long",
     415: "The body is no application/json, or is compressed",
+    421: "The server is called by a name that it does not know",
     429: "Too many requests; Retry-After gives the seconds to wait",
+    431: "The headers are too long",
     500: "The request could not be finished",
     503: "The cluster is not ready, has lost its last rank of a role, or is stopping",
 }
 """Status of an error -> when it is answered."""
 
-OF_BODIES = (400, 404, 408, 413, 415, 429, 500, 503)
+OF_ALL = (400, 403, 405, 421, 431, 500, 503)
+OF_BODIES = (404, 408, 413, 415, 429)
+"""Errors of every endpoint, and further ones of those that read a body."""
+
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+"""A server-sent event. Its data is a chunk or an error object as JSON, or [DONE]."""
+
+
+def _without(neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    return {"properties": {name: {"enum": list(values)} for name, values in neutral.items()}}
+
+
+_TEXT = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}}
+_LIST = {"type": "array", "minItems": 1}
+_CHAT = {"required": ["messages"], "properties": {"prompt": {"type": "null"}, "messages": _LIST}}
+_FULL = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
+BESIDES: dict[str, dict[str, Any]] = {
+    "ContentPart": {"required": ["type", "text"]},
+    "ChatMessage": {"anyOf": [_FULL, {"properties": {"role": {"const": "assistant"}}}]},
+    "TokenizeBody": {"oneOf": [_TEXT, _CHAT], **_without(NEUTRAL)},
+    "DetokenizeBody": {"properties": {"tokens": msgspec.json.schema(list[TokenId])}},
+    "CompletionBody": _without(NEUTRAL),
+    "ChatBody": _without(NEUTRAL | NEUTRAL_IN_CHATS),
+}
+"""Name of a type -> what `bodies` checks besides it, as JSON schema."""
 
 Schemas = dict[type, dict[str, Any]]
 """JSON schema of each type."""
@@ -44,8 +74,8 @@ class Endpoint:
     answer    the type of a success, as JSON; or the media type of a text; None: no body
     body      the type of the request's body; None: no body is read
     streams   the answer comes as server-sent events if the body says so
-    errors    statuses of errors besides 401
-    details   of the error 503, if that is no error object
+    errors    statuses of errors besides 401 and OF_ALL
+    details   of the error 503, if that may be no error object; None: it may have no body
     """
 
     methods: tuple[str, ...]
@@ -57,17 +87,23 @@ class Endpoint:
     body: type | None = None
     streams: bool = False
     errors: tuple[int, ...] = ()
-    details: type | str | None = ErrorAnswer
+    details: type | None = ErrorAnswer
 
 
-def describe(endpoints: Iterable[Endpoint], *, has_key: bool) -> dict[str, Any]:
-    """Return the OpenAPI document. has_key: whether the guarded endpoints need a key."""
+def describe(endpoints: Iterable[Endpoint], own: Mapping[str, Any], *, has_key: bool) -> dict[str, Any]:
+    """Return the OpenAPI document.
+
+    own       limits of this server: names that the types of bodies have for them -> values
+    has_key   whether the guarded endpoints need a key
+    """
     endpoints = list(endpoints)
     mentioned = [kind for e in endpoints for kind in (e.body, e.answer, e.details, ErrorAnswer)]
     types = list(dict.fromkeys(kind for kind in mentioned if isinstance(kind, type)))
     found, named = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas: Schemas = dict(zip(types, found))
-    components: dict[str, Any] = {"schemas": named}
+    for name, more in BESIDES.items():
+        named[name] |= more | {"properties": named[name]["properties"] | more.get("properties", {})}
+    components: dict[str, Any] = {"schemas": _filled(named, own)}
     if has_key:
         components["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
     paths: dict[str, Any] = {}
@@ -90,6 +126,15 @@ def describe(endpoints: Iterable[Endpoint], *, has_key: bool) -> dict[str, Any]:
     }
 
 
+def _filled(part: Any, own: Mapping[str, Any]) -> Any:
+    """Return a part of a schema with values in place of the names of a server's own limits."""
+    if isinstance(part, dict):
+        return {name: _filled(value, own) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, own) for value in part]
+    return own.get(part, part) if isinstance(part, str) else part
+
+
 def _template(path: str) -> str:
     """Write a path as OpenAPI does: without the types of its parameters."""
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
@@ -98,16 +143,16 @@ def _template(path: str) -> str:
 def _operation(endpoint: Endpoint, schemas: Schemas, needs_key: bool) -> dict[str, Any]:
     success = {"200": {"description": "Success", **_content(endpoint.answer, schemas)}}
     if endpoint.streams:
-        events = {"text/event-stream": {"schema": {"type": "string"}}}
-        success["200"]["content"] |= events
-    statuses = sorted({*endpoint.errors, *([401] if needs_key else [])})
+        success["200"]["content"]["text/event-stream"] = {"schema": EVENT}
+    statuses = sorted({*OF_ALL, *endpoint.errors, *([401] if needs_key else [])})
     errors = {
-        str(status): {
-            "description": ERRORS[status],
-            **_content(endpoint.details if status == 503 else ErrorAnswer, schemas),
-        }
-        for status in statuses
+        str(status): {"description": ERRORS[status], **_content(ErrorAnswer, schemas)} for status in statuses
     }
+    if endpoint.details is None:
+        del errors["503"]["content"]
+    elif endpoint.details is not ErrorAnswer:
+        either = {"anyOf": [schemas[endpoint.details], schemas[ErrorAnswer]]}
+        errors["503"]["content"]["application/json"]["schema"] = either
     operation: dict[str, Any] = {"summary": endpoint.summary, "responses": success | errors}
     names = re.findall(r"\{(\w+)", endpoint.path)
     if names:

@@ -156,10 +156,14 @@ def bounded(app: ASGIApp, limit: int, connections: Collection[Any]) -> ASGIApp:
         if len(connections) <= limit:
             await app(scope, receive, send)
             return
-        error = Unavailable(f"{limit} connections are open, which is the limit; come back later")
-        await closing_answer(error)(scope, receive, send)
+        await closing_answer(crowded(limit))(scope, receive, send)
 
     return answer
+
+
+def crowded(limit: int) -> Unavailable:
+    """Return the error for a connection beyond the limit."""
+    return Unavailable(f"{limit} connections are open, which is the limit; come back later", 1.0)
 
 
 class QuietServer(uvicorn.Server):

@@ -117,7 +117,7 @@ class Shaper:
         name = "delta" if self.chat else "text"
         return {"index": index, name: content, "logprobs": self._logprobs(logprobs), "finish_reason": finish}
 
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: Logprobs) -> Any:
         if not logprobs:
             return None
         return in_chat_shape(logprobs) if self.chat else in_text_shape(logprobs)

@@ -248,10 +248,18 @@ def rest_of(client: socket.socket) -> bytes:
 
 
 class GatewayProcess:
-    """A real gateway on a free port of loopback, in a run folder; `http` is a client of it."""
+    """A real gateway on a free port of loopback, in a run folder; `http` is a client of it.
+
+    descriptors   hard limit of the process; None: that of the tests
+    """
 
     def __init__(
-        self, run_dir: Path, model_folder: Path, limits: dict[str, Any] | None = None, **config: Any
+        self,
+        run_dir: Path,
+        model_folder: Path,
+        limits: dict[str, Any] | None = None,
+        descriptors: int | None = None,
+        **config: Any,
     ):
         self.run_dir = run_dir
         self.port = config.setdefault("port", free_port())
@@ -259,6 +267,8 @@ class GatewayProcess:
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=LIMIT_S)
         write_settings(run_dir, model_folder, limits, **config)
         command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir)]
+        if descriptors is not None:
+            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def wait_ready(self) -> None:

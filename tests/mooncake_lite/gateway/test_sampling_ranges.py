@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mooncake_lite.engine.sampler import sample
 from mooncake_lite.errors import ModelError, RequestError
 from mooncake_lite.gateway.bodies import parse_completion
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model.generation_config import ABOVE_0, RANGES, default_sampling
+from mooncake_lite.model.generation_config import ABOVE_0, RANGES, default_sampling, range_of
 from scheduler.instance.step import Draw
 
 pytestmark = pytest.mark.quick
@@ -54,9 +55,14 @@ def test_a_request_and_a_model_may_say_the_same(name: str, tmp_path: Path) -> No
         with pytest.raises(RequestError) as of_request:
             sampling(**{name: value})
         assert of_request.value.param == name
-        range_in_words = of_request.value.message.partition(" must be ")[2]
-        assert range_in_words
-        assert str(of_model.value).endswith(f" must be a number {range_in_words}")
+        assert str(of_model.value).endswith(f" must be a number {range_of(name)}")
+        low, high = RANGES[name]
+        found = re.fullmatch(
+            rf"{name}=(\S+) must be (at least|at most|above) (\S+)", of_request.value.message
+        )
+        assert found
+        assert float(found[1]) == value
+        assert float(found[3]) == (high if value > high else 0 if low == ABOVE_0 else low)
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
