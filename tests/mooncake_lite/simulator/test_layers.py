@@ -17,7 +17,9 @@ from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.costs import pass_seconds
 from mooncake_lite.profiles.file import MovesSection
 from mooncake_lite.ranks.computing.jobs import blocks_to_load, blocks_to_store
+from mooncake_lite.simulator.clock import Action
 from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.network import Link, Network
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.world import World
 from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
@@ -91,6 +93,28 @@ def test_no_store_beats_its_link(nodes: str, layerwise: str, soak: int) -> None:
         run = Moves(cluster(nodes, profile=slow, layerwise=layerwise), trace)
         assert len(run.seconds) == len(trace.requests)
         assert all(seconds >= nbytes / 1e9 for seconds, nbytes in zip(run.seconds, run.stored))
+
+
+def test_no_transfer_beats_the_slowest_of_its_links(monkeypatch: pytest.MonkeyPatch, soak: int) -> None:
+    send, late = Network.send, list[float]()
+
+    def timed(
+        network: Network, links: Sequence[Link], nbytes: int, done: Action, latency_s: float = 0.0,
+        most: float = inf,
+    ) -> None:  # fmt: skip
+        rate, began_s = min(most, *map(network._capacity, links)), network._clock.now
+
+        def ended() -> None:
+            late.append((network._clock.now - began_s - latency_s) / (nbytes / rate))
+            done()
+
+        send(network, links, nbytes, ended, latency_s, most)
+
+    monkeypatch.setattr(Network, "send", timed)
+    for trace in traces(soak, 40, 1.0):
+        played(cluster("2P1D", ssd_bytes=10**13, node_bytes=200 * (BLOCK + 4096)), trace)
+    assert len(late) > 100
+    assert min(late) == pytest.approx(1, rel=1e-9), "some had their links alone"
 
 
 def alone(rate: float, new: int, cached: int, layerwise: str) -> tuple[float, float, float]:
