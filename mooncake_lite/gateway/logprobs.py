@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mooncake_lite.messages import Logprobs
+from mooncake_lite.model.detokenizer import REPLACEMENT
 from mooncake_lite.model.tokenizer import Tokenizer
 
 LEAST = -9999.0
@@ -55,15 +56,15 @@ def token_logprobs(
 
     def scored(token_id: int, logprob: float | None, text: str | None = None) -> Scored:
         text = tokenizer.text_of(token_id, is_first=is_first) if text is None else text
-        # A control token has no bytes where it is left out.
-        spelled = None if tokenizer.is_special(token_id) else tokenizer.spelled(token_id)
-        data = text.encode() if spelled is None else spelled
+        own = b"" if tokenizer.is_special(token_id) else tokenizer.spelled(token_id)
+        # A control token, or the first blank of a text, has no bytes where it is left out.
+        data = text.encode() if own is None or (own.isascii() and REPLACEMENT not in text) else own
         return Scored(token_id, text, data, logprob if logprob is None else max(logprob, LEAST))
 
     chosen = scored(token, None if found is None else found.chosen, text)
     best = [] if found is None else found.best
-    others = tuple(chosen if other == token else scored(other, value) for other, value in best)
-    return TokenLogprobs(chosen, offset, others)
+    named = (scored(other, value, chosen.text if other == token else None) for other, value in best)
+    return TokenLogprobs(chosen, offset, tuple(named))
 
 
 def prompt_logprobs(
@@ -99,10 +100,10 @@ def _by_text(token: TokenLogprobs) -> dict[str, float] | None:
     """The token itself and the best ones. One whose text is taken is called by its id, as vLLM writes it."""
     if token.chosen.logprob is None:
         return None
-    found = {token.chosen.text: token.chosen.logprob}
+    found: dict[str, Any] = {token.chosen.text: token.chosen.logprob}
     for other in token.best:
-        if other.token_id != token.chosen.token_id and other.logprob is not None:
-            found[f"token_id:{other.token_id}" if other.text in found else other.text] = other.logprob
+        is_taken = other.text in found and other.token_id != token.chosen.token_id
+        found[f"token_id:{other.token_id}" if is_taken else other.text] = other.logprob
     return found
 
 

@@ -48,6 +48,25 @@ def test_each_token_has_one_text_and_together_they_are_the_whole(
     assert detokenizer.rest() == []
 
 
+@pytest.mark.parametrize(
+    ("tokens", "texts"),
+    [
+        (["<0x80>", "▁the"], ["\ufffd", " the"]),
+        (["<0x20>", "<0x41>", "▁the"], ["", "A", " the"]),
+        (["▁", "▁", "▁the"], ["", " ", " the"]),
+        (["<0xC3>", "<s>", "<0xA9>", "<0x41>"], ["", "", "é", "A"]),
+        (["<0xC3>", "<0xA9>", "<0xC3>"], ["\ufffd", "\ufffd", "\ufffd"]),
+    ],
+)
+def test_the_first_tokens_of_an_answer_and_runs_of_bytes(tokens: list[str], texts: list[str]) -> None:
+    tokenizer, inner = MADE["llama2"], KINDS["llama2"]()
+    ids = [inner.token_to_id(token) for token in tokens]
+    detokenizer = tokenizer.detokenizer()
+
+    assert detokenizer.texts(ids) + detokenizer.rest() == texts
+    assert "".join(texts) == inner.decode(ids)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(data=st.data())
