@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.prompt_work import Prepared
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.gateway.stops import StopFinder
-from mooncake_lite.messages import Tokens
+from mooncake_lite.messages import Logprobs, Tokens
 from mooncake_lite.model.tokenizer import Tokenizer
 
 
@@ -28,7 +29,7 @@ class Piece:
     """Some text of an answer; `finish` is set in the last piece alone.
 
     index      of the answer: number of the prompt * answers per prompt + branch
-    logprobs   of the tokens that came, where the request asks for them; their text may come later
+    logprobs   of the tokens whose text is known, where the request asks for them
     """
 
     index: int
@@ -40,22 +41,23 @@ class Piece:
 class AnswerText:
     """Turns the tokens of one answer into text: whole characters, up to the first stop string.
 
-    echo         text before the answer
-    min_tokens   stop strings count only after so many tokens
-    tally        counts each token that was used, those of a stop string included
-    finish       why the answer has ended; None before its end
+    number   of the prompt
+    tally    counts each token that was used, those of a stop string included
+    finish   why the answer has ended; None before its end
+
+    A completion goes on where its prompt ends. Stop strings count only after min_tokens.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, echo: str, stops: tuple[str, ...], min_tokens: int, tally: Tally
-    ):
+    def __init__(self, tokenizer: Tokenizer, prepared: Prepared, number: int, tally: Tally):
+        body = prepared.submits[number].body
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer()
-        self._stops = StopFinder(stops)
-        self._min_tokens = min_tokens
+        self._detokenizer = tokenizer.detokenizer([] if prepared.is_chat else body.token_ids)
+        self._stops = StopFinder(prepared.stops)
+        self._min_tokens = body.sampling.min_tokens
         self._tally = tally
-        self._before = echo
+        self._before = "".join(prepared.echoes[number])
         self._prompt: tuple[TokenLogprobs, ...] = ()
+        self._held: deque[tuple[int, Logprobs, bool]] = deque()
         self._offset = 0
         self.num_tokens = 0
         self.finish: str | None = None
@@ -73,22 +75,35 @@ class AnswerText:
             self.num_tokens += 1
             self._tally.completion_tokens += 1
             if found is not None:
-                logprobs.append(token_logprobs(self._tokenizer, token, found, self._offset))
-                self._offset = logprobs[-1].end
-            text = self._detokenizer.push([token])
+                self._held.append((token, found, self._detokenizer.is_at_start))
+            texts = self._detokenizer.texts([token])
+            logprobs += self._told(texts)
+            text = "".join(texts)
             early = self.num_tokens <= self._min_tokens
             shown.append(text if early else self._stops.push(text))
             if self._stops.found:
                 self.finish = "stop"
+                logprobs += self._told(self._detokenizer.rest())
                 return "".join(shown), tuple(logprobs)
         if message.finish is not None:
-            shown.append(self._stops.push(self._detokenizer.flush()))
+            texts = self._detokenizer.rest()
+            logprobs += self._told(texts)
+            shown.append(self._stops.push("".join(texts)))
             self.finish = "stop" if self._stops.found else message.finish
             shown.append(self._stops.flush())
         if message.end_token is not None and len(message.logprobs) > len(message.token_ids):
-            found = message.logprobs[-1]
-            logprobs.append(token_logprobs(self._tokenizer, message.end_token, found, self._offset))
+            end, found = message.end_token, message.logprobs[-1]
+            logprobs.append(token_logprobs(self._tokenizer, end, found, self._offset, None, False))
         return "".join(shown), tuple(logprobs)
+
+    def _told(self, texts: list[str]) -> list[TokenLogprobs]:
+        """Return the logprobs of the oldest tokens that are held, whose texts these are."""
+        told = []
+        for text in texts[: len(self._held)]:
+            token, found, is_first = self._held.popleft()
+            told.append(token_logprobs(self._tokenizer, token, found, self._offset, text, is_first))
+            self._offset = told[-1].end
+        return told
 
 
 class Answers:
@@ -101,12 +116,13 @@ class Answers:
         self._tokenizer = tokenizer
         self._tally = tally
         self.submits = prepared.submits
+        self._echoes = prepared.echoes
         self._first = {
             submit.request.request_id: k * submit.request.n for k, submit in enumerate(prepared.submits)
         }
         self.texts = [
-            AnswerText(tokenizer, echo, prepared.stops, submit.body.sampling.min_tokens, tally)
-            for submit, echo in zip(prepared.submits, prepared.echoes)
+            AnswerText(tokenizer, prepared, number, tally)
+            for number, submit in enumerate(prepared.submits)
             for _ in range(submit.request.n)
         ]
 
@@ -122,12 +138,14 @@ class Answers:
         if self.texts[index].finish is not None:
             return None
         self.note(message)
-        if message.prompt_logprobs and message.branch == 0:
-            submit = self.submits[first // self.submits[0].request.n]
+        number = first // self.submits[0].request.n
+        submit = self.submits[number]
+        if submit.body.sampling.prompt_logprobs >= 0 and message.index == 0 and message.branch == 0:
             # In a thread: it takes long for a long prompt, and others wait for the event loop.
             prompt = await asyncio.to_thread(
-                prompt_logprobs, self._tokenizer, submit.body.token_ids, message.prompt_logprobs
-            )
+                prompt_logprobs,
+                self._tokenizer, submit.body.token_ids, self._echoes[number], message.prompt_logprobs,
+            )  # fmt: skip
             for text in self.texts[first : first + submit.request.n]:
                 text.follow(prompt)
         shown, logprobs = self.texts[index].push(message)

@@ -74,6 +74,7 @@ class GenerateBody(SamplingBody, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    add_special_tokens: bool | None = None
     cache_salt: str | None = None
 
 
@@ -99,6 +100,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: Model | None = None
     prompt: Annotated[str, Meta(extra_json_schema={"minLength": 1})] | None = None
     messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -106,6 +109,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
     model: Model | None = None
     tokens: list[int]
+    skip_special_tokens: bool | None = None
 
 
 Prompt = str | list[int] | list[dict[str, Any]]
@@ -136,6 +140,7 @@ class Ask:
     stream: bool
     include_usage: bool
     ignore_eos: bool
+    add_special_tokens: bool
     cache_salt: str
 
 
@@ -157,22 +162,22 @@ def parse_completion(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
     return _ask(body, _prompts(body.prompt), sampling, echo=bool(body.echo))
 
 
-def parse_tokenize(raw: bytes) -> tuple[str | None, str | list[dict[str, Any]]]:
-    """Return (model, prompt) of a tokenize body. prompt: text or a chat's messages. Raises RequestError."""
+def parse_tokenize(raw: bytes) -> tuple[TokenizeBody, str | list[dict[str, Any]]]:
+    """Return a tokenize body, and its prompt: text or a chat's messages. Raises RequestError."""
     fields, body = _parsed(raw, TokenizeBody)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     if body.messages is not None:
         _check_messages(body.messages)
-        return body.model, fields["messages"]
+        return body, fields["messages"]
     assert body.prompt is not None
-    return body.model, body.prompt
+    return body, body.prompt
 
 
-def parse_detokenize(raw: bytes) -> tuple[str | None, list[int]]:
-    """Return (model, token ids) of a detokenize body, with any ids. Raises RequestError."""
-    body = _typed(raw, DetokenizeBody)
-    return body.model, body.tokens
+def parse_detokenize(raw: bytes) -> DetokenizeBody:
+    """Return a detokenize body, with any ids. Raises RequestError."""
+    body: DetokenizeBody = _typed(raw, DetokenizeBody, {})
+    return body
 
 
 def _check_messages(messages: list[ChatMessage]) -> None:
@@ -280,8 +285,9 @@ def _ask(
 ) -> Ask:
     options = body.stream_options
     max_tokens = _max_tokens(body)
+    chat, special = isinstance(body, ChatBody), body.add_special_tokens
     return Ask(
-        chat=isinstance(body, ChatBody),
+        chat=chat,
         model=body.model,
         prompts=prompts,
         n=_choices(body, max_tokens),
@@ -294,6 +300,7 @@ def _ask(
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         ignore_eos=bool(body.ignore_eos),
+        add_special_tokens=not chat if special is None else special,
         cache_salt=body.cache_salt or "",
     )
 

@@ -25,6 +25,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": _ABSENT,
     "suffix": (None, ""),
     "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "logprob_token_ids": _ABSENT,
     "include_stop_str_in_output": _OFF,
     "skip_special_tokens": (None, True),
     # which token is chosen
@@ -32,6 +34,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": _EMPTY_LIST,
     "allowed_token_ids": _EMPTY_LIST,
     "logits_processors": _EMPTY_LIST,
+    "repetition_detection": _ABSENT,
+    "watermarking": _OFF,
     # the answer's form
     "response_format": (None, {"type": "text"}),
     "structured_outputs": _EMPTY_DICT,
@@ -49,6 +53,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": _ABSENT,
     # how the prompt is built
     "reasoning_effort": (None, "none"),
+    "thinking_token_budget": (None, -1),
+    "verbosity": (None, "medium"),
     "add_generation_prompt": (None, True),
     "continue_final_message": _OFF,
     "chat_template": _ABSENT,

@@ -7,57 +7,81 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mooncake_lite.messages import Logprobs
-from mooncake_lite.model.tokenizer import REPLACEMENT, Tokenizer
+from mooncake_lite.model.detokenizer import REPLACEMENT
+from mooncake_lite.model.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """Stands for the logarithm of 0, which JSON cannot hold; OpenAI's API does the same."""
+
+
+class Scored(NamedTuple):
+    """A token and its logprob.
+
+    text      what it adds to the text, or would add; U+FFFD for bytes that are no character by themselves
+    data      its bytes: those of its text in UTF-8, or a part of a character
+    logprob   None: the first token of a prompt has none
+    """
+
+    token_id: int
+    text: str
+    data: bytes
+    logprob: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """A token of a prompt or an answer.
 
-    logprob  None: the first token of a prompt has none
-    offset   characters of the choice's text before it, counted token by token
+    offset   characters of the choice's text before it
     best     the tokens that were most likely in its place
     """
 
-    token: str
-    logprob: float | None
+    chosen: Scored
     offset: int
-    best: tuple[tuple[str, float], ...]
+    best: tuple[Scored, ...]
 
     @property
     def end(self) -> int:
         """The offset of the token after it."""
-        return self.offset + len(self.token)
+        return self.offset + len(self.chosen.text)
 
 
-def token_logprobs(tokenizer: Tokenizer, token: int, found: Logprobs, offset: int) -> TokenLogprobs:
-    """The logprobs of one token, with the texts of tokens in place of their ids."""
-    best = tuple((_text(tokenizer, other), max(value, LEAST)) for other, value in found.best)
-    return TokenLogprobs(_text(tokenizer, token), max(found.chosen, LEAST), offset, best)
+def token_logprobs(
+    tokenizer: Tokenizer, token: int, found: Logprobs | None, offset: int, text: str | None, is_first: bool
+) -> TokenLogprobs:
+    """The logprobs of one token. text: what it adds, or None: its own; is_first: no text is before it."""
+
+    def scored(token_id: int, logprob: float | None, text: str | None = None) -> Scored:
+        text = tokenizer.text_of(token_id, is_first=is_first) if text is None else text
+        own = b"" if tokenizer.is_special(token_id) else tokenizer.spelled(token_id)
+        # A control token, or the first blank of a text, has no bytes where it is left out.
+        data = text.encode() if own is None or (own.isascii() and REPLACEMENT not in text) else own
+        return Scored(token_id, text, data, logprob if logprob is None else max(logprob, LEAST))
+
+    chosen = scored(token, None if found is None else found.chosen, text)
+    best = [] if found is None else found.best
+    named = (scored(other, value, chosen.text if other == token else None) for other, value in best)
+    return TokenLogprobs(chosen, offset, tuple(named))
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], found: Sequence[Logprobs]
+    tokenizer: Tokenizer, token_ids: Sequence[int], texts: Sequence[str], found: Sequence[Logprobs]
 ) -> tuple[TokenLogprobs, ...]:
-    """The logprobs of a prompt's tokens, one for each. found: of all tokens but the first."""
-    tokens = [TokenLogprobs(_text(tokenizer, token_ids[0]), None, 0, ())]
-    for token, one in zip(token_ids[1:], found, strict=True):
-        tokens.append(token_logprobs(tokenizer, token, one, tokens[-1].end))
+    """The logprobs of a prompt's tokens, one for each. texts: of the tokens; found: of all but the first."""
+    tokens: list[TokenLogprobs] = []
+    for token, text, one in zip(token_ids, texts, [None, *found], strict=True):
+        offset = tokens[-1].end if tokens else 0
+        tokens.append(token_logprobs(tokenizer, token, one, offset, text, offset == 0))
     return tuple(tokens)
 
 
 def in_chat_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """The logprobs object of a chat's choice."""
     content = [
-        _entry(token.token, token.logprob)
-        | {"top_logprobs": [_entry(text, value) for text, value in token.best]}
-        for token in tokens
+        _entry(token.chosen) | {"top_logprobs": [_entry(other) for other in token.best]} for token in tokens
     ]
     return {"content": content, "refusal": None}
 
@@ -65,24 +89,23 @@ def in_chat_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
 def in_text_shape(tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """The logprobs object of a text completion's choice. Each token is among the best ones in its place."""
     return {
-        "tokens": [token.token for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
+        "tokens": [token.chosen.text for token in tokens],
+        "token_logprobs": [token.chosen.logprob for token in tokens],
         "top_logprobs": [_by_text(token) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
 
 
 def _by_text(token: TokenLogprobs) -> dict[str, float] | None:
-    """The best tokens and the token itself. Of different ones with the same text, the most likely is told."""
-    if token.logprob is None:
+    """The token itself and the best ones. One whose text is taken is called by its id, as vLLM writes it."""
+    if token.chosen.logprob is None:
         return None
-    return {token.token: token.logprob} | dict(reversed(token.best))
+    found: dict[str, Any] = {token.chosen.text: token.chosen.logprob}
+    for other in token.best:
+        is_taken = other.text in found and other.token_id != token.chosen.token_id
+        found[f"token_id:{other.token_id}" if is_taken else other.text] = other.logprob
+    return found
 
 
-def _text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token], skip_special_tokens=False)
-
-
-def _entry(text: str, value: float | None) -> dict[str, Any]:
-    """A token with its bytes; null where the token is only a part of a character."""
-    return {"token": text, "logprob": value, "bytes": None if REPLACEMENT in text else list(text.encode())}
+def _entry(token: Scored) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}

@@ -43,14 +43,16 @@ class Prepared(Message, frozen=True):
     """A request to generate, ready to be sent to the conductor, and what its answer must be like.
 
     submits   one for each prompt; the first has the request's id, each has the same n
-    echoes    the text that stands before the answers to each prompt
+    echoes    the text that stands before the answers to each prompt, in pieces: where logprobs of the prompt
+              are wanted, one for each of its tokens
     """
 
     submits: list[Submit]
-    echoes: list[str]
+    echoes: list[list[str]]
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    is_chat: bool = False
 
 
 def served_as(prepared: Prepared, service: Service) -> Prepared:
@@ -91,25 +93,28 @@ class PromptWork:
         self._check_count(ask)
         submits = [self._submit(request_id, ask, number) for number in range(len(ask.prompts))]
         self._check_echo(submits)
-        echoes = [self._echo(prompt) if ask.echo else "" for prompt in ask.prompts]
-        return Prepared(submits, echoes, ask.stops, ask.stream, ask.include_usage)
+        echoes = [self._echo(ask, prompt) if ask.echo else [] for prompt in ask.prompts]
+        return Prepared(submits, echoes, ask.stops, ask.stream, ask.include_usage, ask.chat)
 
     def _tokenize(self, raw: bytes) -> bytes:
         """The token ids of a text or a chat, also of one that is too long."""
-        model, prompt = bodies.parse_tokenize(raw)
-        check_model(model, self._settings.served_id)
+        body, prompt = bodies.parse_tokenize(raw)
+        check_model(body.model, self._settings.served_id)
         if isinstance(prompt, str):
-            ids = self._encode(prompt, "prompt")
+            ids = self._encode(prompt, "prompt", add_special_tokens=body.add_special_tokens is not False)
         else:
             text = self.tokenizer.apply_chat_template(prompt)
-            ids = self._encode(text, "messages", add_special_tokens=False)
-        return msgspec.json.encode(TokenIds(len(ids), self._settings.max_model_len, ids))
+            ids = self._encode(text, "messages", add_special_tokens=bool(body.add_special_tokens))
+        names = [self.tokenizer.name_of(token_id) for token_id in ids] if body.return_token_strs else None
+        return msgspec.json.encode(TokenIds(len(ids), self._settings.max_model_len, ids, names))
 
     def _detokenize(self, raw: bytes) -> bytes:
-        model, ids = bodies.parse_detokenize(raw)
-        check_model(model, self._settings.served_id)
+        body = bodies.parse_detokenize(raw)
+        check_model(body.model, self._settings.served_id)
+        ids = body.tokens
         self._check_ids(ids, "tokens")
-        answer = msgspec.json.encode(Text(self.tokenizer.decode(ids)))
+        text = self.tokenizer.decode(ids, skip_special_tokens=bool(body.skip_special_tokens))
+        answer = msgspec.json.encode(Text(text))
         if len(answer) > ANSWER_BYTES:
             raise RequestError(
                 f"the text of these {len(ids)} tokens has {len(answer)} bytes, the limit is {ANSWER_BYTES}; "
@@ -124,7 +129,7 @@ class PromptWork:
         A prompt whose logprobs are wanted reuses no KV: cached tokens have no logits. It also leaves none.
         """
         field = _prompt_field(ask, number)
-        token_ids = self._token_ids(ask.prompts[number], field)
+        token_ids = self._token_ids(ask.prompts[number], field, ask.add_special_tokens)
         max_tokens = self._max_tokens(ask, len(token_ids), field)
         self._check_sampling(ask, max_tokens)
         config = self._settings.config
@@ -178,11 +183,14 @@ class PromptWork:
                 param="logprobs",
             )
 
-    def _echo(self, prompt: bodies.Prompt) -> str:
-        """A prompt as text."""
+    def _echo(self, ask: bodies.Ask, prompt: bodies.Prompt) -> list[str]:
+        """A prompt as text, in pieces."""
         if isinstance(prompt, str):
-            return prompt
-        return self.tokenizer.decode(prompt, skip_special_tokens=False)  # type: ignore[arg-type]
+            scored = ask.sampling.prompt_logprobs >= 0
+            add = ask.add_special_tokens
+            return self.tokenizer.pieces(prompt, add_special_tokens=add) if scored else [prompt]
+        detokenizer = self.tokenizer.detokenizer(skip_special_tokens=False)
+        return [*detokenizer.texts(prompt), *detokenizer.rest()]  # type: ignore[arg-type]
 
     def _check_sampling(self, ask: bodies.Ask, max_tokens: int) -> None:
         """Raises RequestError for ids outside the vocabulary, for more tokens than there may be, and for
@@ -199,21 +207,21 @@ class PromptWork:
                 param="min_tokens",
             )
 
-    def _token_ids(self, prompt: bodies.Prompt, field: str) -> list[int]:
+    def _token_ids(self, prompt: bodies.Prompt, field: str, add_special_tokens: bool) -> list[int]:
         """The ids of a prompt that may fit: what cannot is refused by its length, before the long work."""
         if isinstance(prompt, str):
             self._check_length(prompt, field)
-            return self._encode(prompt, field)
+            return self._encode(prompt, field, add_special_tokens=add_special_tokens)
         if isinstance(prompt[0], dict):
             text = self.tokenizer.apply_chat_template(prompt)  # type: ignore[arg-type]
             self._check_length(text, field)
-            return self._encode(text, field, add_special_tokens=False)
+            return self._encode(text, field, add_special_tokens=add_special_tokens)
         ids: list[int] = prompt  # type: ignore[assignment]
         self._check_room(len(ids), field)
         self._check_ids(ids, field)
         return ids
 
-    def _encode(self, text: str, field: str, *, add_special_tokens: bool = True) -> list[int]:
+    def _encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=field)
         if not ids:
             raise RequestError("the prompt has no tokens; at least one is needed", param=field)

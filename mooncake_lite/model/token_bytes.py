@@ -42,8 +42,8 @@ class TokenBytes:
 
 def token_bytes(description: dict[str, Any]) -> TokenBytes | None:
     """The bound of the tokenizer with this description (a parsed tokenizer.json); None when it has none."""
-    normalizers = _steps(description.get("normalizer"), "normalizers")
-    splitters = _steps(description.get("pre_tokenizer"), "pretokenizers")
+    normalizers = steps_of(description.get("normalizer"), "normalizers")
+    splitters = steps_of(description.get("pre_tokenizer"), "pretokenizers")
     added = description.get("added_tokens") or []
     byte_level = any(step["type"] == "ByteLevel" for step in normalizers + splitters)
     shrinking = _shrinking(normalizers)
@@ -61,13 +61,13 @@ def token_bytes(description: dict[str, Any]) -> TokenBytes | None:
     return TokenBytes(math.ceil(max([CHARACTER_BYTES, *lengths]) * shrinking), dropped)
 
 
-def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+def steps_of(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     """The steps of a sequence, which may hold sequences; none when there is no step."""
     if step is None:
         return []
     if step["type"] != "Sequence":
         return [step]
-    return [inner for part in step[name] for inner in _steps(part, name)]
+    return [inner for part in step[name] for inner in steps_of(part, name)]
 
 
 def _shrinking(normalizers: list[dict[str, Any]]) -> float | None:

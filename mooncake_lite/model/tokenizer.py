@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import itertools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import tokenizers
 
 from mooncake_lite.errors import ModelError, RequestError
 from mooncake_lite.model.chat_template import ChatTemplate
-from mooncake_lite.model.config import load_config, read_json
-from mooncake_lite.model.token_bytes import token_bytes
+from mooncake_lite.model.config import ModelConfig, load_config, read_json
+from mooncake_lite.model.detokenizer import Detokenizer, OfBytes, OfTokens
+from mooncake_lite.model.token_bytes import byte_alphabet, steps_of, token_bytes
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 """The calls for batches get one text each: without this they would start a thread per core for nothing."""
@@ -28,8 +30,8 @@ LONG_IDS = 256
 """More ids than this are decoded by the call for batches, which releases the interpreter's lock. Fewer take
 less time than getting the lock back can."""
 
-REPLACEMENT = "\ufffd"
-"""What decoders put where bytes are not (yet) a character."""
+_BYTES = {character: byte for byte, character in enumerate(byte_alphabet())}
+"""The byte that byte-level vocabularies write as this character."""
 
 
 class Tokenizer:
@@ -54,7 +56,9 @@ class Tokenizer:
         self.eos_ids = eos_ids
         self.vocab_size = vocab_size
         description = json.loads(inner.to_str())
-        self._byte_ids = _fallback_byte_ids(inner, description)
+        decoder = {step["type"] for step in steps_of(description.get("decoder"), "decoders")}
+        self._is_bytes = "ByteLevel" in decoder and decoder <= {"ByteLevel", "Fuse"}
+        self._fallback_bytes = _fallback_bytes(inner) if "ByteFallback" in decoder else {}
         self._token_bytes = token_bytes(description)
         self._special_ids = frozenset(
             token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
@@ -112,61 +116,47 @@ class Tokenizer:
             )
         return self._template.render(messages, tools=None, documents=None, add_generation_prompt=True)
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh Detokenizer for one answer."""
-        return Detokenizer(self)
+    def detokenizer(self, before: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh Detokenizer for one answer. before: the tokens where the answer's text goes on."""
+        if self._is_bytes:
+            return OfBytes(self, skip_special_tokens)
+        return OfTokens(self, skip_special_tokens, before)
 
-    def is_fallback_byte(self, token_id: int) -> bool:
-        """True for the tokens <0x00> .. <0xFF> of vocabularies that spell rare characters in them."""
-        return token_id in self._byte_ids
+    def text_of(self, token_id: int, *, is_first: bool = False) -> str:
+        """Text of one token, control tokens too, in the middle of a text or as its first one; U+FFFD for a
+        part of a character."""
+        ids = [token_id]
+        if is_first or self._is_bytes:
+            return self.decode(ids, skip_special_tokens=False)
+        return self.decode(ids * 2, skip_special_tokens=False)[len(self.text_of(token_id, is_first=True)) :]
+
+    def pieces(self, text: str, *, add_special_tokens: bool = True) -> list[str]:
+        """The piece of a text for each token of encode(text); joined, they are the text. As in an answer, a
+        character of several tokens belongs to the last one."""
+        offsets = self._inner.encode_batch([text], add_special_tokens=add_special_tokens)[0].offsets
+        ends, later = [], len(text)
+        for begin, end in reversed(offsets):  # tokens of no text, as BOS, have (0, 0)
+            ends.append(min(end, later))
+            later = min(later, begin) if begin < end else later
+        ends = list(itertools.accumulate(reversed(ends), max))[:-1]
+        return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)])]
+
+    def name_of(self, token_id: int) -> str:
+        """The token as tokenizer.json writes it; "" for ids that the tokenizer does not have."""
+        return self._inner.id_to_token(token_id) or ""
+
+    def spelled(self, token_id: int) -> bytes | None:
+        """The bytes of a token, where tokens are bytes. They need not be whole characters."""
+        if not self._is_bytes:
+            return self._fallback_bytes.get(token_id)
+        token = self.name_of(token_id)
+        if _BYTES.keys() >= set(token):
+            return bytes(_BYTES[character] for character in token)
+        return token.encode()
 
     def is_special(self, token_id: int) -> bool:
         """True for control tokens, which decode leaves out unless told otherwise."""
         return token_id in self._special_ids
-
-
-class Detokenizer:
-    """Turns one answer into text as its tokens come, never showing part of a character.
-
-    Invariant: the texts returned by all pushes and the flush, joined, are decode(all ids).
-
-        ids     ... | a b c | d e            a..c: kept as context, because how a token is written may
-                    ^       ^                depend on the one before (a leading blank); d, e: not shown yet
-                 context   shown
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Text that these tokens complete; "" while a character is not whole."""
-        return "".join([self._push(token_id) for token_id in ids])
-
-    def flush(self) -> str:
-        """The rest, with U+FFFD for what never became a character. The Detokenizer is then empty."""
-        text = self._text()
-        self._ids, self._shown = [], 0
-        return text
-
-    def _push(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        if self._tokenizer.is_fallback_byte(token_id):
-            return ""  # a run of such bytes is decoded as a whole, and the next one may change it
-        if self._tokenizer.is_special(token_id):
-            return ""  # adds nothing, and does not end such a run either
-        text = self._text()
-        if not text or text.endswith(REPLACEMENT):
-            return ""
-        del self._ids[: self._shown]
-        self._shown = len(self._ids)
-        return text
-
-    def _text(self) -> str:
-        """What is known but not shown."""
-        shown = self._tokenizer.decode(self._ids[: self._shown])
-        return self._tokenizer.decode(self._ids)[len(shown) :]
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -186,7 +176,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{path} cannot be read: {error}") from None
     config = load_config(folder)
-    tokenizer = Tokenizer(inner, config.eos_ids, _load_template(folder), config.vocab_size)
+    eos_ids = _eos_ids(folder, inner, config)
+    tokenizer = Tokenizer(inner, eos_ids, _load_template(folder), config.vocab_size)
     _check_ids(path, inner, tokenizer)
     return tokenizer
 
@@ -213,6 +204,14 @@ def _check_ids(path: Path, inner: tokenizers.Tokenizer, tokenizer: Tokenizer) ->
             tokenizer.encode(text, add_special_tokens=is_plain)
         except RequestError as error:
             raise ModelError(f"{path}: {key}: {error.message} {fix}") from None
+
+
+def _eos_ids(folder: Path, inner: tokenizers.Tokenizer, config: ModelConfig) -> tuple[int, ...]:
+    """Token ids that end an answer: those of the model, and the tokenizer's own end token."""
+    path = folder / "tokenizer_config.json"
+    named = _special_tokens(folder, read_json(path) if path.is_file() else {})
+    own = inner.token_to_id(named.get("eos_token", ""))
+    return tuple(sorted({*config.eos_ids, *([own] if own is not None and own < config.vocab_size else [])}))
 
 
 def _load_template(folder: Path) -> ChatTemplate | None:
@@ -261,11 +260,8 @@ def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _fallback_byte_ids(inner: tokenizers.Tokenizer, description: dict[str, Any]) -> frozenset[int]:
-    """Ids of <0x00> .. <0xFF> where the decoder reads them as bytes, else none."""
-    decoder = description.get("decoder") or {}
-    steps = decoder.get("decoders", [decoder])
-    if not any(step.get("type") == "ByteFallback" for step in steps):
-        return frozenset()
-    ids = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-    return frozenset(token_id for token_id in ids if token_id is not None)
+def _fallback_bytes(inner: tokenizers.Tokenizer) -> dict[int, bytes]:
+    """The bytes of the tokens <0x00> .. <0xFF>, by id."""
+    names = {f"<0x{byte:{form}}>": bytes([byte]) for byte in range(256) for form in ("02X", "02x")}
+    ids = {inner.token_to_id(name): data for name, data in names.items()}
+    return {token_id: data for token_id, data in ids.items() if token_id is not None}

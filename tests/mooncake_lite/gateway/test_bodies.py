@@ -36,6 +36,9 @@ def refused(parse: Callable[..., bodies.Ask], *given: Any, **fields: Any) -> Req
 REFUSED_VALUES: dict[str, Any] = {
     "use_beam_search": True, "length_penalty": 0.5,
     "prompt_logprobs": 1, "suffix": "end", "return_token_ids": True,
+    "return_tokens_as_token_ids": True, "logprob_token_ids": [1], "watermarking": True,
+    "repetition_detection": {"min_count": 3}, "thinking_token_budget": 9,
+    "verbosity": "low",
     "include_stop_str_in_output": True, "skip_special_tokens": False, "typical_p": 0.9,
     "bad_words": ["no"], "allowed_token_ids": [1],
     "logits_processors": ["x"], "response_format": {"type": "json_object"},

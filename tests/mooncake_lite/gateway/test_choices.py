@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.gateway.logprobs import TokenLogprobs, in_text_shape
+from mooncake_lite.gateway.logprobs import Scored, TokenLogprobs, in_text_shape
 from mooncake_lite.model.tokenizer import Tokenizer
 from mooncake_lite.tracing.tracer import parts_folder
 from tests.mooncake_lite.gateway.conftest import Start
@@ -330,13 +330,18 @@ def test_the_prompt_of_an_answer_that_comes_before_its_first_branch_is_told_too(
     assert [one.token_logprobs for one in found if one is not None] == [[None, -1.0, -0.5]] * 2
 
 
-def test_of_two_best_tokens_with_the_same_text_the_more_likely_one_is_told() -> None:
+def test_of_best_tokens_with_the_same_text_each_is_told() -> None:
     """Parts of characters are all written as U+FFFD. Whether a token is the best one must still be seen."""
-    token = TokenLogprobs("\ufffd", -2.0, 0, (("\ufffd", -0.5), ("a", -1.0), ("\ufffd", -3.0)))
+    half, other, a = (
+        Scored(7, "\ufffd", b"\xe7", -0.5),
+        Scored(9, "\ufffd", b"\xe9", -3.0),
+        Scored(1, "a", b"a", -1.0),
+    )
+    token = TokenLogprobs(Scored(8, "\ufffd", b"\xe8", -2.0), 0, (half, a, other))
 
     (best,) = in_text_shape([token])["top_logprobs"]
 
-    assert best == {"\ufffd": -0.5, "a": -1.0}
+    assert best == {"\ufffd": -2.0, "token_id:7": -0.5, "a": -1.0, "token_id:9": -3.0}
 
 
 def test_an_end_token_after_an_echo_has_its_logprob_and_no_text(

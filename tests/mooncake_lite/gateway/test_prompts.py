@@ -217,7 +217,7 @@ def test_each_prompt_is_a_request_of_its_own_to_the_cluster(prompts: Prompts) ->
         assert replace(message, request=replace(message.request, request_id="r")) == alone
         assert message.request.n == 2
     assert [message.request.request_id for message in several] == ["r", "r-1"]
-    assert prepare(prompts, prompt=["hello", "the lazy dog"]).echoes == ["", ""]
+    assert prepare(prompts, prompt=["hello", "the lazy dog"]).echoes == [[], []]
 
 
 def test_equal_prompts_without_a_seed_get_different_ones(prompts: Prompts) -> None:
@@ -254,8 +254,10 @@ def test_a_prompt_whose_logprobs_are_wanted_shares_no_kv(prompts: Prompts) -> No
 def test_an_echo_is_the_prompt_as_it_was_sent(prompts: Prompts) -> None:
     text = "hello  <|end|>"
     ids = prompts.tokenizer.encode(text)
-    assert prepare(prompts, prompt=[text, "b"], echo=True).echoes == [text, "b"]
-    assert prepare(prompts, prompt=ids, echo=True).echoes == [text]
+    assert prepare(prompts, prompt=[text, "b"], echo=True).echoes == [[text], ["b"]]
+    pieces = [prompts.tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+    for prompt in (ids, text):
+        assert prepare(prompts, prompt=prompt, echo=True, logprobs=0).echoes == [pieces]
 
 
 def test_more_logprobs_of_prompts_than_fit_into_a_message_are_refused(

@@ -131,4 +131,4 @@ def test_every_end_token_of_a_model_is_in_its_embedding(tmp_path: Path) -> None:
     rewrite(folder, "generation_config.json", eos_token_id=[tokens_of(folder) - 1, 0])
     prepared = work(folder, "completion", prompt="a", stop_token_ids=[3])
     assert isinstance(prepared, Prepared)
-    assert prepared.submits[0].body.stop_ids == [3, 0, tokens_of(folder) - 1]
+    assert prepared.submits[0].body.stop_ids == [3, 0, 1, tokens_of(folder) - 1]  # 1: eos_token
