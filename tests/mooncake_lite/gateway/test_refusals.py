@@ -213,6 +213,8 @@ def test_headers_and_bodies_that_do_not_come_are_not_waited_for(start: Start) ->
     gateway, _ = start({"header_timeout_s": 0.3, "body_timeout_s": 0.3})
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
+    with gateway.connect() as silent:
+        assert silent.recv(100) == b""
     with gateway.connect() as half_a_header:
         half_a_header.sendall(head)
         assert half_a_header.recv(100) == b""
