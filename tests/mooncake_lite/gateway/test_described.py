@@ -39,9 +39,9 @@ SHARES = {
 """How many of 30 examples go to an endpoint."""
 
 ACCEPTED = {
-    "POST /v1/chat/completions": 0.05,
+    "POST /v1/chat/completions": 0.5,
     "POST /v1/completions": 0.8,
-    "POST /tokenize": 0.2,
+    "POST /tokenize": 0.8,
     "POST /detokenize": 0.9,
 }
 """The least part of an endpoint's examples that are accepted."""
