@@ -224,14 +224,13 @@ class Moves(DrawnHardware):
         """Return 100 ms."""
         return 0.1
 
-    def read(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
+    def read(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
         """Note blocks that come from the pool."""
         self._seen.moved(rank, refs, to_pool=False)
         self._clock.after(0.001, done)
 
-    stream = read
-
-    def write(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
-        """Note blocks that go to the pool."""
-        self._seen.moved(rank, refs, to_pool=True)
+    def write(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
+        """Note blocks that go to the pool, once: their first layers beside a pass, and then the last."""
+        if not least_s:
+            self._seen.moved(rank, refs, to_pool=True)
         self._clock.after(0.001, done)

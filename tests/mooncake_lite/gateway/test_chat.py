@@ -99,7 +99,9 @@ def test_a_long_conversation_goes_on_without_its_oldest_questions(
     submits = cluster.all_of(m.Submit)
     assert len(submits) == len(questions)
     assert {submit.request.max_tokens for submit in submits} == {int((words or [0, MAX_MODEL_LEN // 4])[1])}
-    last = gateway.http.post("/detokenize", json={"tokens": submits[-1].body.token_ids}).json()["prompt"]
+    last = gateway.http.post(
+        "/detokenize", json={"tokens": submits[-1].body.token_ids, "skip_special_tokens": True}
+    ).json()["prompt"]
     assert last.startswith("system\nbe brief\n") == bool(system)
     assert "question 6" in last
     assert not last.removeprefix("system\nbe brief\n").startswith("user\nquestion 0")
