@@ -107,7 +107,8 @@ class Reports:
         record = self._requests.current(failed, Step.FAIL)
         if record is None:
             return
-        self._tried.count("decodes" if record.worker == record.decode else "prefills", 1, 1)
+        computes = record.stage is Stage.PREFILLING or record.worker != record.decode
+        self._tried.count("prefills" if computes else "decodes", 1, 1, failed.reason)
         if failed.for_good:
             self._requests.fail(record, failed.reason, now, failed.may_still_write, failed.code)
         else:
