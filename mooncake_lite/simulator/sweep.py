@@ -30,7 +30,7 @@ import click
 import msgspec
 
 from mooncake_lite.config.plain_text import plain_text
-from mooncake_lite.errors import ConfigError
+from mooncake_lite.errors import ClusterError, ConfigError
 from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
@@ -146,7 +146,12 @@ def play_sweep(sweep: Sweep, executor: Executor, told: Callable[[], None]) -> li
             futures[executor.submit(run_one, run)] = place
         signal.signal(signal.SIGINT, before)
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            row, _ = place = futures[future]
+            try:
+                found[place] = future.result()
+            except ClusterError as error:
+                chosen = ", ".join(f"{name} {value}" for name, value in zip(sweep.names, sweep.rows[row][0]))
+                raise ClusterError(f"{chosen}: {error}") from None
             told()
     except KeyboardInterrupt:
         for child in multiprocessing.active_children():
