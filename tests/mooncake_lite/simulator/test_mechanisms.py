@@ -102,6 +102,7 @@ def simulated(
         (("--profile", "bare", "--ssd", "1TB"), {"disks": 1e9, "copies within a host": 5e9, "links": 1e9}),
         (("--profile", "bare", "--link-gbps", "100"), {"copies within a host": 5e9}),
         (("--profile", "bare", "--one-node"), {"copies within a host": 5e9}),
+        (("--profile", "bare", "--nodes", "2C"), {}),
     ],
     ids=" ".join,
 )
