@@ -150,3 +150,14 @@ def test_a_swap_that_its_rank_gives_up_is_a_failure(how: str) -> None:
     sums = [SUMS] * len(grant.places)
     plane.on(ev.Swapped(*about, checksums=sums) if how == "swapped" else ev.Preempted(*about))
     assert plane.control.mechanisms.counts["swaps"] == {"tried": 1, "failed": int(how != "swapped")}
+
+
+def test_a_swap_whose_branch_ends_meanwhile_has_neither_worked_nor_failed() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 2 * BLOCK, [], n=2))
+    about = 2, 0, "a", only(fx.StartDecode, plane.prefilled(job)).attempt
+    plane.on(ev.DecodeLoaded(*about))
+    wanted = ev.SwapWanted(*about, 2 * BLOCK + 1, [], [], 1)
+    assert only(fx.GrantSwap, plane.on(wanted)).places is not None
+    plane.on(ev.DecodeEnded(*about, 1))
+    assert plane.control.mechanisms.counts.keys() == {"prefills", "decodes"}
