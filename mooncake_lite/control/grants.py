@@ -76,7 +76,7 @@ class _Question(NamedTuple):
 class Grants:
     """The table of grants.
 
-        tried    what they came to
+        tried    how often each mechanism was tried, and how often that failed
         _open    number -> grant
         _asked   rank -> the question that it has not answered
         _due     heap of (time, number), with outdated entries

@@ -100,7 +100,7 @@ def _parsed(path: Path, trace: Path, options: dict[str, Value], seed: int) -> di
             raise ConfigError(f"{path}: {name} is no option of a sweep")
         option = next((one for one in cluster.params if flag in one.opts), None)
         if value is False and isinstance(option, click.Option) and option.is_flag:
-            words += option.secondary_opts  # none of most flags: without the flag it is false
+            words += option.secondary_opts  # most flags have no such half: left out, they are false
         else:
             words += [flag] if value is True else [flag, str(value)]
     try:
