@@ -116,6 +116,15 @@ def test_a_rank_that_does_both_gives_up_prompts_and_answers_which_count_apart() 
     assert counts == {"prefills": {"tried": 3, "failed": 1}, "decodes": {"tried": 2, "failed": 2}}
 
 
+def test_prompts_that_ranks_drop_because_their_clients_have_left_have_not_failed() -> None:
+    plane = Plane()
+    for number in range(MANY):
+        job = only(fx.StartPrefill, plane.arrive(f"r{number}", BLOCK, []))
+        assert only(fx.CancelOn, plane.on(ev.RequestCancelled(job.request_id))).rank == 1
+        plane.on(ev.RequestFailed(1, 0, job.request_id, job.attempt, "cancelled"))
+    assert plane.control.mechanisms.broken == []
+
+
 def test_what_was_not_tried_is_not_broken() -> None:
     mechanisms = Mechanisms()
     mechanisms.count("copies", 0, 0)
