@@ -93,7 +93,7 @@ class HeldLine:
         return held
 
     def change_slots(self, slots: int) -> None:
-        """Add the slots of an instance, or remove free ones: less than 0. Look anew which requests fit."""
+        """Add slots of an instance; a negative number removes free ones. Look again which requests fit."""
         self.slots.change(slots)
         self._by_length = Line()
         for held in self._held.values():

@@ -38,7 +38,7 @@ class TrustedSlots:
         return self._slots - self._plain
 
     def change(self, slots: int) -> None:
-        """Add slots, or remove free ones: less than 0.
+        """Add slots; a negative number removes free ones.
 
         Requests exchange slots for those of the kind that has too many.
         """

@@ -156,7 +156,7 @@ class PoolObject:
         scattered     its extents when there are several, else None
         copies        all objects of the same put that are WRITING or VISIBLE, itself among them, on as
                       many segments: one list that they share; None when there are no others
-        pins         None when there are none
+        pins          None when there are none
         class_id      the highest class that has used it, 0 the highest; for policies
     sums          u64 per layer as bytes, set by put_end: a quarter smaller than a list of numbers
         parent        key of the block before it in its prefix, and position: how many there are; for policies

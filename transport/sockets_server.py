@@ -191,7 +191,8 @@ class BytesServer:
                 connection.close()
                 if not (self._said_full or self._closed):
                     self._said_full = True
-                    _log.warning("more connections are refused: %d are open (see ulimit -n)", self._most)
+                    hint = "see ulimit -n" if self._most < MAX_CONNECTIONS else "that is the limit"
+                    _log.warning("more connections are refused: %d are open (%s)", self._most, hint)
                 continue
             try:
                 start_thread("bytes", self._serve, connection, on_fatal=self._on_fatal)

@@ -76,7 +76,7 @@ class _Question(NamedTuple):
 class Grants:
     """The table of grants.
 
-        tried    what they came to
+        tried    how often each mechanism was tried, and how often that failed
         _open    number -> grant
         _asked   rank -> the question that it has not answered
         _due     heap of (time, number), with outdated entries
@@ -116,15 +116,15 @@ class Grants:
         grant = self._open.get(number)
         return grant if grant is not None and grant.rank == rank else None
 
-    def end(self, rank: int, number: int, failed: int = 0) -> Grant | None:
+    def end(self, rank: int, number: int, failed: int = 0, reason: str = "") -> Grant | None:
         """End a grant that this rank has reported about. None: the rank has no such grant.
 
-        failed   of its blocks
+        failed   of its blocks; reason: why
         """
         grant = self.get(rank, number)
         if grant is not None:
             del self._open[number]
-            self.tried.count(grant.kind, grant.blocks, failed)
+            self.tried.count(grant.kind, grant.blocks, failed, reason)
         return grant
 
     def close(self, number: int) -> None:
@@ -135,7 +135,7 @@ class Grants:
         """Give a grant up, if it is still open."""
         grant = self._open.pop(number, None)
         if grant is not None:
-            self.tried.count(grant.kind, grant.blocks, grant.blocks)
+            self.tried.count(grant.kind, grant.blocks, grant.blocks, reason)
             grant.lost(grant, reason, may_still_write, now)
 
     def rank_lost(self, rank: int, may_still_write: bool, now: float) -> None:

@@ -14,17 +14,21 @@ class Mechanisms:
     """The mechanisms that were tried.
 
     counts   name -> attempts ("tried") and failures: of prompts, answers and swaps, and otherwise of blocks
+    reasons  name -> why the latest attempts failed, if that was said
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, dict[str, int]] = {}
+        self.reasons: dict[str, str] = {}
 
-    def count(self, name: str, tried: int, failed: int) -> None:
+    def count(self, name: str, tried: int, failed: int, reason: str = "") -> None:
         """Add attempts, some of which have failed. A grant of no mechanism has no name."""
         if name and tried:
             counted = self.counts.setdefault(name, {"tried": 0, "failed": 0})
             counted["tried"] += tried
             counted["failed"] += failed
+            if failed and reason:
+                self.reasons[name] = reason
 
     @property
     def broken(self) -> list[str]:

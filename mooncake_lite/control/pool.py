@@ -97,7 +97,7 @@ class Pool:
         for key in saved.keys if saved.state != "written" else ():
             grant = self._saving.pop((saved.rank, key), None)
             if grant is not None:
-                self._grants.tried.count("ssd_saves", 1, saved.state != "durable")
+                self._grants.tried.count("ssd_saves", 1, saved.state != "durable", saved.state)
                 grant.about.discard(key)
                 if not grant.about:
                     self._grants.close(grant.number)
@@ -116,6 +116,7 @@ class Pool:
 
     def _save_lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
         self.unsaved(grant.rank, sorted(grant.about))
+        self._grants.tried.reasons["ssd_saves"] = reason
 
     def on_evicted(self, evicted: TierEvicted, now: float) -> None:
         """Forget blocks that a tier has evicted."""

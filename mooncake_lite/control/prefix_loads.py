@@ -40,7 +40,8 @@ class PrefixLoads:
 
     def on_loaded(self, loaded: BlocksLoaded, now: float) -> None:
         """Apply the end of a load: good blocks become readable, and bad blocks are misses."""
-        grant = self._grants.end(loaded.rank, loaded.number, loaded.ok.count(False))
+        why = loaded.problem or "the tier has evicted or damaged them"
+        grant = self._grants.end(loaded.rank, loaded.number, loaded.ok.count(False), why)
         if grant is None:
             return
         record, order = grant.about

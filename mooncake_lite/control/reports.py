@@ -107,7 +107,9 @@ class Reports:
         record = self._requests.current(failed, Step.FAIL)
         if record is None:
             return
-        self._tried.count("decodes" if record.worker == record.decode else "prefills", 1, 1)
+        if record.stage is not Stage.CANCELLED:  # its rank has dropped it, and nothing has failed
+            name = "prefills" if record.stage is Stage.PREFILLING else "decodes"
+            self._tried.count(name, 1, 1, failed.reason)
         if failed.for_good:
             self._requests.fail(record, failed.reason, now, failed.may_still_write, failed.code)
         else:

@@ -76,7 +76,7 @@ class Swaps:
         grant = self._grants.end(event.rank, self._begun.pop((event.request_id, event.branch), 0))
         if grant is None:
             return None
-        self._grants.tried.count("swaps", 1, isinstance(event, Preempted))
+        self._grants.tried.count("swaps", not isinstance(event, DecodeEnded), isinstance(event, Preempted))
         kept: Kept = grant.about[1]
         if isinstance(event, Swapped):
             for ref, sums in zip(grant.about[2], event.checksums):

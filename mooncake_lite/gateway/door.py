@@ -33,7 +33,8 @@ LINGERING, LINGER_S = 16, 1.0
 has read the answer."""
 
 PAUSE_S = 0.01
-"""Pause of the whole process if even so it has no descriptor for a connection: it must not spin."""
+"""Pause of the whole process when it has no descriptor for a connection although some were left, so that it
+does not spin."""
 
 SAY_AGAIN_S = 60.0
 """Time between two lines about refused connections."""
@@ -48,6 +49,7 @@ class Door(socket.socket):
     def __init__(self, listener: socket.socket, most: int, origins: Origins):
         super().__init__(listener.family, listener.type, listener.proto, listener.detach())
         self.limit = max(1, min(most, raise_limit() - OTHER_DESCRIPTORS))
+        self._hint = "see ulimit -n" if self.limit < most else "that is the limit"
         self._refusal = _refusal(self.limit, origins)
         self._inside: set[socket.socket] = set()
         self._refused: list[socket.socket] = []
@@ -86,7 +88,7 @@ class Door(socket.socket):
     def _say(self) -> None:
         if time.monotonic() - self._said_s > SAY_AGAIN_S:
             self._said_s = time.monotonic()
-            line = f"gateway: {len(self._inside)} connections are open, and more are refused (see ulimit -n)"
+            line = f"gateway: {len(self._inside)} connections are open, and more are refused ({self._hint})"
             print(line, file=sys.stderr, flush=True)
 
 

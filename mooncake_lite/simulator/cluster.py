@@ -151,6 +151,8 @@ class Cluster:
     def guesses(self) -> dict[str, float]:
         """Return the rates that this cluster uses and its profile lacks, in bytes per second, by name."""
         known, costs = self.profile.moves or MovesSection(), self.costs
+        if self.mode == "colocated" and not self.node_blocks:
+            return {}  # no KV moves
         disk = not self.ssd_bytes or self.ssd_bytes_per_s or known.ssd_bytes_per_s
         link = self.together or self.link_bytes_per_s or known.far_bytes_per_s
         rates = [

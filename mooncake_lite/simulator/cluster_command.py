@@ -284,7 +284,7 @@ def show(result: dict[str, Any], wall_s: float) -> None:
         f"{name.replace('_', ' ')} {one['tried']:,}" + f" ({one['failed']:,} failed)" * (one["failed"] > 0)
         for name, one in result["mechanisms"].items()
     ]
-    wide_console().print(f"tried: {', '.join(mechanisms)}", highlight=False)
+    wide_console().print(f"tried: {', '.join(mechanisms) or 'nothing'}", highlight=False)
     if result["guesses"]:
         words = ", ".join(f"{name} {rate * 8 / 1e9:g} Gbit/s" for name, rate in result["guesses"].items())
         wide_console().print(f"guessed, because the profile lacks them: {words}", highlight=False)

@@ -41,10 +41,16 @@ class Hardware(Protocol):
         """Return the seconds of a forward pass of a rank."""
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
-        """Read blocks of the pool into the pages of a rank. least_s: of the pass beside which they come."""
+        """Read blocks of the pool into the pages of a rank.
+
+        least_s   that it takes at least: most of the pass beside which the blocks come
+        """
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
-        """Write blocks from the pages of a rank into the pool. least_s: of the pass that fills them."""
+        """Write blocks from the pages of a rank into the pool.
+
+        least_s   that it takes at least: the pass that fills the pages
+        """
 
     def copy(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Read blocks of the pool into the segment of a store rank."""

@@ -116,8 +116,8 @@ class Network:
         """Send bytes over links, each named once, and call `done` when the last ones have arrived.
 
         latency_s   between the departure of a byte and its arrival
-        most        bytes per second that come to be sent: such a flow also passes a link of its own, number
-                    -1 or below
+        most        bytes per second at which the bytes become ready: such a flow also passes a link of its
+                    own, whose number is -1 or below
 
         Of flows that end at the same time with the same latency, the one that was sent first is done first.
         """

@@ -79,8 +79,11 @@ def play(
     world.clock.after(0.0, sample)
     with without_collector():
         world.run()
-    if not kills and (broken := world.control.mechanisms.broken):
-        raise ClusterError(f"all {', '.join(broken)} of this run failed, so its figures mean nothing")
+    tried = world.control.mechanisms
+    why = {name: tried.reasons.get(name, "no reason known") for name in tried.broken}
+    if why and not kills:
+        words = ", ".join(f"all {name.replace('_', ' ')} failed ({reason})" for name, reason in why.items())
+        raise ClusterError(f"the figures of this run mean nothing: {words}")
     machines = [rank.rank for rank in ranks]
     return Outcome.of(world.records, loads, warm_up, machines, world.hardware, keys, world.control, killed)
 

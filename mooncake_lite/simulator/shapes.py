@@ -57,7 +57,7 @@ class Shape:
     pages       KV pages of a computing rank; page_tokens: tokens of each
     budget      tokens of a forward pass beside the running batch; chunked: prompts may be cut into chunks
     overlaps    prompts are computed while blocks are stored, and decode ranks load those meanwhile
-    by_layers   prefixes come in, and the last blocks leave, layer by layer; least: as few blocks as this do
+    by_layers   prefixes come in, and the last blocks leave, layer by layer; least: the fewest blocks that do
     half_blocks, put_slots   staging memory of a computing rank: blocks of each half, and single slots
     sharing     how a rank shares prefixes in its pages
     preemption  what happens to sequences when pages run out

@@ -30,7 +30,7 @@ import click
 import msgspec
 
 from mooncake_lite.config.plain_text import plain_text
-from mooncake_lite.errors import ConfigError
+from mooncake_lite.errors import ClusterError, ConfigError
 from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
@@ -100,7 +100,7 @@ def _parsed(path: Path, trace: Path, options: dict[str, Value], seed: int) -> di
             raise ConfigError(f"{path}: {name} is no option of a sweep")
         option = next((one for one in cluster.params if flag in one.opts), None)
         if value is False and isinstance(option, click.Option) and option.is_flag:
-            words += option.secondary_opts  # none of most flags: without the flag it is false
+            words += option.secondary_opts  # most flags have no such half: left out, they are false
         else:
             words += [flag] if value is True else [flag, str(value)]
     try:
@@ -146,7 +146,12 @@ def play_sweep(sweep: Sweep, executor: Executor, told: Callable[[], None]) -> li
             futures[executor.submit(run_one, run)] = place
         signal.signal(signal.SIGINT, before)
         for future in as_completed(futures):
-            found[futures[future]] = future.result()
+            row, _ = place = futures[future]
+            try:
+                found[place] = future.result()
+            except ClusterError as error:
+                chosen = ", ".join(f"{name} {value}" for name, value in zip(sweep.names, sweep.rows[row][0]))
+                raise ClusterError(f"{chosen}: {error}") from None
             told()
     except KeyboardInterrupt:
         for child in multiprocessing.active_children():

@@ -97,10 +97,14 @@ def test_a_server_serves_more_connections_than_its_soft_limit_allows(asked: Any,
             asked(tmp_path, crowd)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [("raise_limit", lambda: 2 * 3 + 1, "see ulimit -n"), ("MAX_CONNECTIONS", 3, "that is the limit")],
+)
 def test_a_server_of_bytes_closes_connections_beyond_half_of_the_descriptors_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, value: Any, hint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("transport.sockets_server.raise_limit", lambda: 2 * 3 + 1)
+    monkeypatch.setattr(f"transport.sockets_server.{name}", value)
     with closing(BytesServer(SECRET)) as server, ExitStack() as stack:
         server.expose(7, bytearray(b"hello"), writable=False)
         inside = [stack.enter_context(socket.create_connection(server.address)) for _ in range(3)]
@@ -112,4 +116,4 @@ def test_a_server_of_bytes_closes_connections_beyond_half_of_the_descriptors_and
         assert read(server) == b"hello"
         server.check()
     lines = [record.message for record in caplog.records]
-    assert lines == ["more connections are refused: 3 are open (see ulimit -n)"]
+    assert lines == [f"more connections are refused: 3 are open ({hint})"]

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.grants import TRANSFER_S
@@ -43,6 +44,12 @@ def test_loads_that_all_fail_are_known_as_broken_until_one_works(how: str) -> No
     load(plane, next(keys), "loaded")
     assert plane.control.mechanisms.broken == []
     assert plane.control.mechanisms.counts["ssd_loads"] == {"tried": MANY + 1, "failed": MANY}
+    whys = {
+        "bad": "evicted or damaged",
+        "undelivered": "its queue is full",
+        "unanswered": "rank 3 did not answer",
+    }
+    assert whys.get(how, how) in plane.control.mechanisms.reasons["ssd_loads"]
 
 
 @pytest.mark.parametrize("state", ["bad", "dropped"])
@@ -56,6 +63,17 @@ def test_a_save_counts_once_when_its_end_is_known(state: str) -> None:
         for _ in range(2):  # a report that comes twice
             plane.on(ev.BlocksSaved(3, 0, order.keys, "durable" if number else state))  # type: ignore[arg-type]
     assert plane.control.mechanisms.counts["ssd_saves"] == {"tried": 3, "failed": 1}
+    assert plane.control.mechanisms.reasons == {"ssd_saves": state}
+
+
+def test_a_save_that_takes_too_long_says_so() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", BLOCK, [1]))
+    order = only(fx.SaveBlocks, plane.prefilled(job))
+    plane.now += TRANSFER_S
+    plane.on(ev.Tick())
+    assert plane.control.mechanisms.counts["ssd_saves"] == {"tried": 1, "failed": 1}
+    assert plane.control.mechanisms.reasons["ssd_saves"].startswith(f"rank {order.rank} did not answer")
 
 
 def test_a_prefix_that_is_computed_all_the_same_was_not_loaded() -> None:
@@ -78,6 +96,33 @@ def test_requests_that_ranks_give_up_are_failures_of_what_the_rank_did() -> None
     plane.on(ev.RequestFailed(2, 0, "d", order.attempt, "no pages", for_good=True))
     counts = plane.control.mechanisms.counts
     assert counts == {"prefills": {"tried": 3, "failed": 2}, "decodes": {"tried": 1, "failed": 1}}
+    assert plane.control.mechanisms.reasons == {"prefills": "no engine", "decodes": "no pages"}
+
+
+def test_a_rank_that_does_both_gives_up_prompts_and_answers_which_count_apart() -> None:
+    config = ControlConfig(
+        layout=(2, 1, BLOCK, 8, 4, "none"), roles=["steward", "compute"], nodes=[0, 0], mode="colocated"
+    )
+    control = Control(config)
+    control.on(ev.RankJoined(1, 0, 1, ("prefill", "decode"), 0, slots=4), 0.0)
+    control.on(ev.GatewayReady("gateway-0"), 0.0)
+    for number in range(3):
+        arrived = ev.RequestArrived(f"r{number}", BLOCK, 16, [], [])
+        about = 1, 0, f"r{number}", only(fx.StartServe, control.on(arrived, 1.0)).attempt
+        if number:
+            control.on(ev.PromptComputed(*about, BLOCK, 0.1, 0.0), 2.0)
+        control.on(ev.RequestFailed(*about, "no pages", for_good=True), 3.0)
+    counts = control.mechanisms.counts
+    assert counts == {"prefills": {"tried": 3, "failed": 1}, "decodes": {"tried": 2, "failed": 2}}
+
+
+def test_prompts_that_ranks_drop_because_their_clients_have_left_have_not_failed() -> None:
+    plane = Plane()
+    for number in range(MANY):
+        job = only(fx.StartPrefill, plane.arrive(f"r{number}", BLOCK, []))
+        assert only(fx.CancelOn, plane.on(ev.RequestCancelled(job.request_id))).rank == 1
+        plane.on(ev.RequestFailed(1, 0, job.request_id, job.attempt, "cancelled"))
+    assert plane.control.mechanisms.broken == []
 
 
 def test_what_was_not_tried_is_not_broken() -> None:
@@ -114,3 +159,14 @@ def test_a_swap_that_its_rank_gives_up_is_a_failure(how: str) -> None:
     sums = [SUMS] * len(grant.places)
     plane.on(ev.Swapped(*about, checksums=sums) if how == "swapped" else ev.Preempted(*about))
     assert plane.control.mechanisms.counts["swaps"] == {"tried": 1, "failed": int(how != "swapped")}
+
+
+def test_a_swap_whose_branch_ends_meanwhile_has_neither_worked_nor_failed() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 2 * BLOCK, [], n=2))
+    about = 2, 0, "a", only(fx.StartDecode, plane.prefilled(job)).attempt
+    plane.on(ev.DecodeLoaded(*about))
+    wanted = ev.SwapWanted(*about, 2 * BLOCK + 1, [], [], 1)
+    assert only(fx.GrantSwap, plane.on(wanted)).places is not None
+    plane.on(ev.DecodeEnded(*about, 1))
+    assert plane.control.mechanisms.counts.keys() == {"prefills", "decodes"}

@@ -131,7 +131,9 @@ async def until(holds: Callable[[], object]) -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("limit", [17, 20, 100])
-def test_a_door_lets_in_as_many_as_its_limit_however_many_come_at_once(limit: int) -> None:
+def test_a_door_lets_in_as_many_as_its_limit_however_many_come_at_once(
+    limit: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def scenario(opened: Door, inside: set[Guest]) -> None:
         with ExitStack() as stack:
             crowd = [stack.enter_context(socket.create_connection(opened.getsockname())) for _ in range(120)]
@@ -144,6 +146,8 @@ def test_a_door_lets_in_as_many_as_its_limit_however_many_come_at_once(limit: in
                 await until(lambda: len(inside) == limit)
 
     at_a_door(limit, scenario)
+    said = f"gateway: {limit} connections are open, and more are refused (that is the limit)\n"
+    assert capfd.readouterr().err == said
 
 
 @pytest.mark.quick

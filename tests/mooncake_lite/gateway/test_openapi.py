@@ -96,6 +96,15 @@ def test_a_body_has_all_its_fields_and_an_error_is_an_error_object() -> None:
 
 
 @pytest.mark.quick
+def test_a_server_that_is_not_ready_answers_with_its_health_or_with_an_error_object() -> None:
+    found = operations(describe(ENDPOINTS, OWN, has_key=False))
+    either = found["GET /health"]["responses"]["503"]["content"]["application/json"]["schema"]
+    names = [name.rpartition("/")[2] for name in references(either)]
+    assert sorted(names) == ["ErrorAnswer", "Health"]
+    assert "content" not in found["GET /ping"]["responses"]["503"]
+
+
+@pytest.mark.quick
 def test_guarded_endpoints_ask_for_the_key_if_there_is_one() -> None:
     document = describe(ENDPOINTS, OWN, has_key=True)
 

@@ -50,7 +50,11 @@ def test_what_was_tried_is_in_the_result_and_in_one_line(
 
 @pytest.mark.parametrize(
     ("words", "name"),
-    [(("2P1D",), "copies"), (("1P1D", "--ssd", "1TB", "--node-dram", "8GB"), "ssd_saves")],
+    [
+        (("2P1D",), "all copies failed (no reason known)"),
+        (("1P1D", "--ssd", "1TB", "--node-dram", "8GB"), "all ssd saves failed (bad)"),
+        (("1P1D", "--kv-cache-bytes", "1GB"), "all prefills failed (25 KV pages are needed, the rank has 5)"),
+    ],
 )
 def test_a_run_in_which_a_mechanism_never_works_ends_with_an_error(
     words: tuple[str, ...],
@@ -65,7 +69,7 @@ def test_a_run_in_which_a_mechanism_never_works_ends_with_an_error(
     (tmp_path / "trace.jsonl").write_bytes(write_trace(Trace(requests)))
     trace = str(tmp_path / "trace.jsonl")
     assert main(["simulate", "cluster", trace, "--nodes", *words]) == 1
-    assert f"all {name} of this run failed" in capsys.readouterr().err
+    assert f"mean nothing: {name}\n" in capsys.readouterr().err
     assert main(["simulate", "cluster", trace, "--nodes", "2P2D", *words[1:], "--kill", "decode@3"]) == 0
 
 
@@ -98,6 +102,7 @@ def simulated(
         (("--profile", "bare", "--ssd", "1TB"), {"disks": 1e9, "copies within a host": 5e9, "links": 1e9}),
         (("--profile", "bare", "--link-gbps", "100"), {"copies within a host": 5e9}),
         (("--profile", "bare", "--one-node"), {"copies within a host": 5e9}),
+        (("--profile", "bare", "--nodes", "2C"), {}),
     ],
     ids=" ".join,
 )
@@ -125,3 +130,11 @@ def test_a_prefix_that_is_faster_computed_than_loaded_is_no_failed_load(
     write_profile(tmp_path / "slow", slow)
     result, _ = simulated(Trace(requests), tmp_path, capsys, "--profile", str(tmp_path / "slow"))
     assert result["mechanisms"].keys() == {"prefills", "decodes"}
+
+
+def test_a_run_in_which_nothing_fits_says_that_nothing_was_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, said = simulated(conversations(turns=1, users=3), tmp_path, capsys, "--node-dram", "170MB")
+    assert result["mechanisms"] == {}
+    assert "tried: nothing\n" in said

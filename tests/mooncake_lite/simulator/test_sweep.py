@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mooncake_lite.cli import main
-from mooncake_lite.simulator.sweep import NO_OPTIONS, read_sweep
+from mooncake_lite.errors import ClusterError
+from mooncake_lite.simulator.sweep import NO_OPTIONS, play_sweep, read_sweep
 from mooncake_lite.workloads.traces import write_trace
 from tests.mooncake_lite.workloads.made import made_trace
 
@@ -131,3 +133,14 @@ def test_false_leaves_a_flag_out_and_takes_the_other_half_of_a_pair(tmp_path: Pa
 @pytest.mark.quick
 def test_options_about_one_run_are_no_options_of_a_sweep() -> None:
     assert {"--json", "--plot", "--seed", "--runs", "--kill"} == set(NO_OPTIONS)
+
+
+@pytest.mark.quick
+def test_a_run_that_tells_nothing_is_named_by_what_was_varied(tmp_path: Path) -> None:
+    text = (
+        SWEEP.format(requests=30).replace("link-gbps", "kv-cache-bytes").replace("[24, 100.0]", '["168MB"]')
+    )
+    sweep = read_sweep(written(tmp_path, text))
+    message = r"^policy (random|kvcache-centric), kv-cache-bytes 168MB: .* KV pages are needed"
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ClusterError, match=message):
+        play_sweep(sweep, executor, lambda: None)
