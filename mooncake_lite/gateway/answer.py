@@ -93,7 +93,7 @@ class AnswerText:
             shown.append(self._stops.flush())
         if message.end_token is not None and len(message.logprobs) > len(message.token_ids):
             end, found = message.end_token, message.logprobs[-1]
-            logprobs.append(token_logprobs(self._tokenizer, end, found, self._offset, None, False))
+            logprobs.append(token_logprobs(self._tokenizer, end, found, self._offset, "", False))
         return "".join(shown), tuple(logprobs)
 
     def _told(self, texts: list[str]) -> list[TokenLogprobs]:

@@ -50,9 +50,9 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    tokenizer: Tokenizer, token: int, found: Logprobs | None, offset: int, text: str | None, is_first: bool
+    tokenizer: Tokenizer, token: int, found: Logprobs | None, offset: int, text: str, is_first: bool
 ) -> TokenLogprobs:
-    """The logprobs of one token. text: what it adds, or None: its own; is_first: no text is before it."""
+    """The logprobs of one token. text: what it adds; is_first: no text is before it."""
 
     def scored(token_id: int, logprob: float | None, text: str | None = None) -> Scored:
         text = tokenizer.text_of(token_id, is_first=is_first) if text is None else text

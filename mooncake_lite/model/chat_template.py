@@ -87,7 +87,7 @@ class ChatTemplate:
 class _Parts(list[dict[str, Any]]):
     """Content in parts, which cannot be written as a text.
 
-    seen   whether the template went over the parts, or took one
+    seen   whether the template went over the parts, took one, or wrote a message that has them
     """
 
     seen = False
@@ -95,6 +95,14 @@ class _Parts(list[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.seen = True
         return super().__iter__()
+
+    def __reversed__(self) -> Iterator[dict[str, Any]]:
+        self.seen = True
+        return super().__reversed__()
+
+    def __repr__(self) -> str:
+        self.seen = True
+        return super().__repr__()
 
     def __getitem__(self, index: Any) -> Any:
         self.seen |= not isinstance(index, slice)  # content[1:] means characters as well

@@ -15,6 +15,9 @@ from typing import Protocol
 REPLACEMENT = "\ufffd"
 """What decoders put where bytes are not (yet) a character."""
 
+HELD_TOKENS = 64
+"""A run of byte tokens is shown in parts of this length, for the client of a stream to see it."""
+
 Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -40,7 +43,7 @@ class Detokenizer(ABC):
     Each token has a text: what it adds to the answer. A character of several tokens belongs to the last of
     them, and the others have "". A token is held while its text is not known.
 
-    Invariant: all texts, joined, are decode(all ids).
+    Invariant: all texts, joined, are decode(all ids), unless a part of a run of bytes that breaks was shown.
     """
 
     def __init__(self, tokenizer: Decoding, skip_special_tokens: bool):
@@ -105,13 +108,14 @@ class OfTokens(Detokenizer):
     """Where a token is text, or one byte of it, as in Llama 2 and Gemma; and for all other decoders.
 
     A run of bytes is read as a whole: if it is not valid UTF-8, each of its bytes is U+FFFD. So a run is held
-    until it ends, or until it is broken.
+    until it ends, until it is broken, or until it has HELD_TOKENS: whole characters are shown then.
 
     before      tokens in front of the answer, if its text goes on where theirs ends
     context     the last token with a text: how the next one is written may depend on it (a leading blank)
     run         tokens that are held
     parts       what each of them adds if the run is valid
     is_broken   the run is not valid, and goes on
+    was_shown   the run goes on from a part that was shown
     """
 
     def __init__(self, tokenizer: Decoding, skip_special_tokens: bool, before: Sequence[int]):
@@ -121,7 +125,7 @@ class OfTokens(Detokenizer):
         self._utf8 = Utf8("strict")
         self._run: list[int] = []
         self._parts: list[str] = []
-        self._is_broken = False
+        self._is_broken = self._was_shown = False
 
     def rest(self) -> list[str]:
         """See Detokenizer."""
@@ -140,7 +144,10 @@ class OfTokens(Detokenizer):
         except UnicodeDecodeError:
             self._is_broken, self._context = True, [token_id]
             return self._broken()
-        return []
+        if len(self._run) < HELD_TOKENS or self._utf8.getstate()[0]:
+            return []
+        texts, self._was_shown = self._end_run(), True
+        return texts
 
     def _broken(self) -> list[str]:
         """Return the texts of a run that is no valid UTF-8."""
@@ -152,8 +159,11 @@ class OfTokens(Detokenizer):
         run, texts = self._run, self._parts
         if self._utf8.getstate()[0]:  # it ends within a character
             texts = self._broken()
+        was_shown, self._was_shown = self._was_shown, False
         self._run, self._parts, self._is_broken = [], [], False
         self._utf8.reset()
+        if was_shown:  # the run has no beginning of its own
+            return texts
         text = self._added([token_id for token_id in run if self._is_shown(token_id)]) if run else ""
         return texts if "".join(texts) == text else [*[""] * (len(run) - 1), text]
 

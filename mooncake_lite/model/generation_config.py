@@ -49,6 +49,8 @@ def default_sampling(folder: Path) -> dict[str, Any]:
     for name, value in found.items():
         low, high = RANGES[name]
         kinds = (int,) if name == "top_k" else (int, float)
+        if name == "top_k" and isinstance(value, float) and value.is_integer():
+            found[name] = value = int(value)  # as in a request: in JSON 50.0 is 50
         if type(value) not in kinds or not low <= value <= high:
             raise ModelError(f"{path}: {name}={value!r} must be a number {range_of(name)}")
     return found

@@ -360,5 +360,6 @@ def test_an_end_token_after_an_echo_has_its_logprob_and_no_text(
     choice = client.completions.create(model=SERVED_ID, prompt=[70, 71], echo=True, logprobs=1).choices[0]
 
     assert choice.logprobs.token_logprobs == [None, -1.0, -0.25]
-    assert choice.logprobs.tokens == [*(tokenizer.decode([token]) for token in (70, 71)), "<|end|>"]
+    assert choice.logprobs.tokens == [*(tokenizer.decode([token]) for token in (70, 71)), ""]
+    assert choice.logprobs.text_offset[-1] == len(choice.text)
     assert choice.text == tokenizer.decode([70, 71])

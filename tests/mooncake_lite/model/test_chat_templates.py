@@ -309,3 +309,20 @@ def test_a_template_that_takes_content_as_a_text_gets_its_parts_joined(source: s
 
     assert of_ours(text, messages) == of_ours(text, joined(messages))
     assert messages == [user(parts("a", "bc")), user(parts("d"))]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m }}{% endfor %}",
+        "{% for m in messages %}{{ m | dictsort }}{% endfor %}",
+        "{% for m in messages if m.content is not string %}{{ (m.content | last).text }}{% endfor %}",
+        "{% for p in messages[0].content | reverse %}{{ p.text }}{% endfor %}",
+    ],
+)
+def test_a_template_that_writes_messages_or_goes_over_parts_backwards_gets_the_parts(
+    source: str, theirs: Any
+) -> None:
+    messages = [user(parts("a", "bc")), user("d")]
+
+    assert render(source, messages) == of_theirs(theirs, messages, chat_template=source, tokenize=False)

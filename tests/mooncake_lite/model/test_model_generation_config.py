@@ -19,6 +19,14 @@ def test_what_the_model_names_is_taken_and_nothing_else(tmp_path: Path) -> None:
     assert default_sampling(tmp_path) == {"temperature": 0.6, "top_k": 20}
 
 
+@pytest.mark.parametrize("value", [50.0, -1.0, 0.0])
+def test_a_number_without_a_fraction_is_an_integer_as_in_a_request(tmp_path: Path, value: float) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": value}))
+    found = default_sampling(tmp_path)
+    assert found == {"top_k": value}
+    assert type(found["top_k"]) is int
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", -1), ("temperature", "warm"), ("top_p", 0), ("top_k", 2.5), ("top_k", True)],
