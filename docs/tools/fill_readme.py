@@ -45,8 +45,8 @@ FIGURES: tuple[tuple[str, str, str, str, str], ...] = (
         "the same between two network namespaces, our stand-in for two nodes", "a plain TCP socket",
     ),
     (
-        "store", "64 gets of 256 KiB by 4 processes", "Mooncake Store, TCP loopback",
-        "objects of 256 KiB from the store, 4 readers, ours through shared memory", "4 processes that copy",
+        "store", "get 1 MiB", "Mooncake Store, TCP loopback",
+        "get 1 MiB from the object store, ours through shared memory", "a memory copy",
     ),
 )  # fmt: skip
 """(part of the benchmarks, row, peer, what it measures, the limit)."""
