@@ -69,7 +69,7 @@ class Gateways:
         return self._usable(hello)
 
     def add_compute_rank(self, rank: int) -> None:
-        """Add a rank with an engine. All of them send tokens but the later stages of a pipeline."""
+        """Add a rank that sends tokens to gateways."""
         self._compute_ranks.add(rank)
 
     def _usable(self, hello: GatewayHello) -> bool:

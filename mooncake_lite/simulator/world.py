@@ -368,7 +368,9 @@ class World(Post):
             case fx.AnswerCommand():
                 assert effect.command not in self._over, f"{effect} after the end of its command"
                 self._over |= {effect.command} if effect.ended else set()
-                self._unsent += self._answers.answer(effect, self.clients.answered)
+                told = self._answers.answer(effect)
+                if told and not self.clients.answered(*told) and self._answers.drop(effect.command):
+                    self._unsent.append(ev.CommandAbandoned(effect.command))
             case fx.Reject() | fx.Fail():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
                     self._check_failure(effect)

@@ -389,9 +389,9 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
 ANSWER = PoolAnswers.answer
 
 
-def all_answers_have_a_sender(self: PoolAnswers, effect: Any, send: Any) -> Any:
+def all_answers_have_a_sender(self: PoolAnswers, effect: Any) -> Any:
     assert effect.command in self._open, "the sender of this command was gone before"
-    return ANSWER(self, effect, send)
+    return ANSWER(self, effect)
 
 
 def test_a_world_in_which_pool_commands_are_killed_notices_that_one_is_answered_on(
