@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.kv_event_stream import KVEventStream
-from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Facts, Observer, Sent
+from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Facts, Observer, Sent, carry
 from mooncake_lite.conductor.predictions import Predictions
 from mooncake_lite.conductor.recording import Recorder
 from mooncake_lite.conductor.timed_choice import TimedChoice
@@ -118,24 +117,11 @@ class ConductorRole:
             self._send(self.machine.on(peer, message, self._clock()))
 
     def _send(self, sent: Iterable[Sent]) -> None:
-        """Send what the machine returned. What could not be sent makes it return more.
-
-        Nothing of a pool command follows an answer that could not be sent.
-        """
-        failed: deque[tuple[Sent, str]] = deque()
-        while True:
-            for one in sent:
-                if isinstance(one.about, int) and any(one.about == lost.about for lost, _ in failed):
-                    continue
-                problem = self._problem_with(one)
-                if problem is not None:
-                    failed.append((one, problem))
-            for line in self.machine.notices:
-                print(f"mooncake-lite: {line}", file=sys.stderr, flush=True)
-            self.machine.notices.clear()
-            if not failed:
-                return
-            sent = self.machine.unsent(*failed.popleft(), self._clock())
+        """Send what the machine returned, and print what it has to say."""
+        carry(self.machine, sent, self._problem_with, self._clock)
+        for line in self.machine.notices:
+            print(f"mooncake-lite: {line}", file=sys.stderr, flush=True)
+        self.machine.notices.clear()
 
     def _problem_with(self, sent: Sent) -> str | None:
         """Send a message. Returns why that is impossible; None: it is sent."""

@@ -7,7 +7,8 @@ not see (`open_bodies.py`), and answers queries that only read. See docs/explain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -60,6 +61,27 @@ class Sent(NamedTuple):
     about: fx.Order | int | None = None
 
 
+def carry(
+    conductor: Conductor, sent: Iterable[Sent], send: Callable[[Sent], str | None], now: Callable[[], float]
+) -> None:
+    """Send messages, tell the conductor which could not be sent, and send what it returns then.
+
+    Nothing of a pool command follows an answer that could not be sent. send: returns why a message was not
+    sent, or None.
+    """
+    failed: deque[tuple[Sent, str]] = deque()
+    while True:
+        for one in sent:
+            if isinstance(one.about, int) and any(one.about == lost.about for lost, _ in failed):
+                continue
+            problem = send(one)
+            if problem is not None:
+                failed.append((one, problem))
+        if not failed:
+            return
+        sent = conductor.unsent(*failed.popleft(), now())
+
+
 class Observer:
     """Looks on, and changes nothing."""
 
@@ -75,6 +97,7 @@ class Conductor:
 
     bodies     of the open requests; gateways, metrics: of the cluster
     observers  look on
+    leaving    what the entry under way has to send so far
     stop       how the cluster ends; None while it goes on
     wake_at    when `tick` is to be called: seconds, of the clock of `now`
     ready      the cluster takes requests
@@ -113,7 +136,7 @@ class Conductor:
         self._answers = PoolAnswers(control.directory, self._config.roles)
         self._ranks = [f"rank-{rank}" for rank in range(len(self._config.roles))]
         self._numbers = {name: rank for rank, name in enumerate(self._ranks)}
-        self._out: list[Sent] = []
+        self.leaving: list[Sent] = []
         self._for_steward: list[m.Message] = []
         for one in self._config.lost:
             self._lose(one.rank, control.members.lost[one.rank])
@@ -154,7 +177,7 @@ class Conductor:
         event = self._read(peer, message, now)
         if event is not None:
             self._apply(event, message, now)
-        return self._leaving()
+        return self._taken()
 
     def tick(self, now: float) -> list[Sent]:
         """Do what is due by now, and tell gateways of mechanisms that never work."""
@@ -163,7 +186,7 @@ class Conductor:
             self._apply(ev.Tick(), None, now)
         if self.gateways.set_broken(self.control.mechanisms.broken):
             self._tell_status()
-        return self._leaving()
+        return self._taken()
 
     def unsent(self, sent: Sent, problem: str, now: float) -> list[Sent]:
         """Take note that a message did not leave. problem: what is wrong with it, or UNREACHABLE."""
@@ -177,10 +200,10 @@ class Conductor:
             self._apply(ev.Undelivered(about, reason), None, now)
         elif problem:
             self._send_instead(sent, problem)
-        return self._leaving()
+        return self._taken()
 
-    def _leaving(self) -> list[Sent]:
-        leaving, self._out = self._out, []
+    def _taken(self) -> list[Sent]:
+        leaving, self.leaving = self.leaving, []
         return leaving
 
     def _apply(self, event: ev.Event, message: m.Message | None, now: float) -> None:
@@ -223,7 +246,7 @@ class Conductor:
             self.bodies.keep(message)
 
     def _send(self, peer: str, message: m.Message, about: fx.Order | int | None = None) -> None:
-        self._out.append(Sent(peer, message, about))
+        self.leaving.append(Sent(peer, message, about))
 
     # ------------------------------------------------------------------------------ members
 
@@ -370,7 +393,7 @@ class Conductor:
 
     def _order(self, order: fx.Order) -> None:
         """Give an order to its rank. If it cannot be sent, the control plane receives Undelivered."""
-        self._out.append(Sent(self._ranks[order.rank], self.bodies.message_of(order), order))
+        self.leaving.append(Sent(self._ranks[order.rank], self.bodies.message_of(order), order))
 
     # ------------------------------------------------------------------------------ queries
 
