@@ -32,6 +32,9 @@ STEWARD = "steward"
 UNREACHABLE = ""
 """The problem of a message whose peer has no connection."""
 
+SHOWN_RANKS = 16
+"""Missing ranks that a gateway names, at most."""
+
 NOTHING_SENT = (fx.Moved, BlockStored, BlockRemoved)
 """Effects that nobody is told; `watch` and observers see them."""
 
@@ -296,7 +299,9 @@ class Conductor:
         """Introduce new ranks and gateways to each other, and tell gateways whether the cluster serves."""
         for rank, at in self.gateways.new_introductions():
             self._send(self._ranks[rank], at)
-        missing = [f"{rank} ({self._config.roles[rank]})" for rank in effect.missing]
+        missing = [f"{rank} ({self._config.roles[rank]})" for rank in effect.missing[:SHOWN_RANKS]]
+        if len(effect.missing) > SHOWN_RANKS:
+            missing.append(f"and {len(effect.missing) - SHOWN_RANKS} more")
         detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
         self.gateways.set_readiness(effect.ready, effect.closed or detail, not effect.closed)
         self._tell_status()

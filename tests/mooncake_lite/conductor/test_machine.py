@@ -112,3 +112,13 @@ def test_it_asks_to_be_woken_and_does_nothing_before() -> None:
     assert machine.wake_at == due
     machine.tick(due)
     assert machine.wake_at != due
+
+
+def test_a_large_cluster_that_starts_names_some_of_the_ranks_that_it_waits_for() -> None:
+    config = ServeConfig(block_size=BLOCK, decode=30)
+    machine = Conductor(facts_of(config, ""), Control(control_config(config, LAYOUT, [0] * 33)))
+    *_, told = machine.on("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]), 0.0)
+    status = machine.gateways.status
+    assert isinstance(told.message, m.Readiness)
+    assert "1 (prefill), 2 (decode)" in status.detail
+    assert status.detail.endswith("16 (decode), and 16 more")
