@@ -363,10 +363,23 @@ def test_a_pool_command_whose_answers_cannot_be_sent_ends_alone(what: Any, is_ki
     good = [True] * len(check.refs)
     told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
     assert [type(one) for one in told] == [PoolProgress if is_killed else m.PoolEnded]
+    assert cluster.role.machine._answers._open == {}
     cluster.hub.too_large = None
     (check,) = cluster.tell("pool-2", m.PoolQuery(what, keys=[key], number=4))
     told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
     assert [type(one) for one in told] == [PoolProgress, m.PoolEnded]
+
+
+def test_a_pool_command_that_is_killed_compares_no_more_blocks() -> None:
+    cluster = Cluster(blocks=128)
+    cluster.serve("a", list(range(BLOCK * 40)))
+    (check,) = cluster.tell("pool-1", m.PoolQuery("verify", number=3))
+    cluster.hub.unreachable.add("pool-1")
+    told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, [True] * len(check.refs)))
+    more = [one for one in told if isinstance(one, m.CheckBlocks)]
+    ended = [cluster.tell("rank-3", m.BlocksChecked(3, 0, one.number, [True] * 16)) for one in more]
+    assert (len(check.refs), not any(ended)) == (16, True)
+    assert cluster.role.control.directory.stats()["owners"] == 0
 
 
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:
@@ -577,3 +590,5 @@ def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_a
     told = cluster.says(2, m.RequestFailed, "a#2", "a cable", for_good=True)
     assert m.Fail("a", "a cable") in told, "under the name that the gateway knows"
     assert not cluster.role.machine.bodies
+    (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
+    assert [one.value for one in reply.metrics if one.name == "class_requests_total"] == [1]

@@ -16,7 +16,7 @@ from store.kv_events import EventTranslator
 from store.objects import BlockRef
 from store.policies import policy_factory
 from tests.mooncake_lite.conductor.test_lost_ranks import Cluster
-from tests.mooncake_lite.conductor.wording import SUMS
+from tests.mooncake_lite.conductor.wording import BLOCK, SUMS, prefilled
 from tests.store.samples import SMALL
 
 pytestmark = pytest.mark.quick
@@ -99,3 +99,11 @@ def test_a_block_that_a_rank_has_written_is_described_unless_the_control_plane_i
     for number, place in ((1, first), (2, second)):
         cluster.tell("rank-2", m.PutsEnded(2, 0, number, [place.object_id], [SUMS]))
         assert len(cluster.stream.translator) == number
+
+
+def test_the_tokens_of_the_blocks_of_a_prompt_are_described_when_they_are_stored() -> None:
+    cluster = Listened()
+    cluster.stream.translator, cluster.stream._block_tokens = EventTranslator(BLOCK), BLOCK
+    (job,) = cluster.submit("a")
+    cluster.tell("rank-1", prefilled(job))
+    assert len(cluster.stream.translator) == 150 // BLOCK

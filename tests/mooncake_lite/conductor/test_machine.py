@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.loop import facts_of
 from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Sent
 from mooncake_lite.conductor.settings import control_config
@@ -13,7 +14,7 @@ from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from store.layout import BlockLayout
-from tests.mooncake_lite.conductor.wording import BLOCK, submit
+from tests.mooncake_lite.conductor.wording import BLOCK, prefilled, submit
 
 pytestmark = pytest.mark.quick
 
@@ -122,3 +123,39 @@ def test_a_large_cluster_that_starts_names_some_of_the_ranks_that_it_waits_for()
     assert isinstance(told.message, m.Readiness)
     assert "1 (prefill), 2 (decode)" in status.detail
     assert status.detail.endswith("16 (decode), and 16 more")
+
+
+def test_when_nothing_is_due_any_more_it_does_not_ask_to_be_woken() -> None:
+    machine = conductor()
+    machine.wake_at = 5.0
+    assert machine.tick(5.0) == []
+    assert machine.wake_at == float("inf")
+
+
+def test_the_steward_speaks_for_ranks_only_of_their_loss() -> None:
+    machine = conductor()
+    (start,) = machine.on("gateway-0", submit("a", [5] * 70), 0.0)
+    assert isinstance(start.message, m.Start)
+    assert machine.on("steward", prefilled(start.message), 0.0) == []
+    assert machine.impostors == 1
+
+
+def test_a_rank_that_joins_a_new_conductor_is_told_which_ranks_are_lost() -> None:
+    config = ServeConfig(block_size=BLOCK, prefill=2)
+    lost = [ev.RankLost(2, 0, "died: its process 5 ended")]
+    decides = control_config(config, LAYOUT, [0] * 5, term=1, lost=lost)
+    machine = Conductor(facts_of(config, ""), Control(decides))
+    told = machine.on("rank-1", m.RankHello(1, "prefill", 0, epoch=1), 0.0)
+    assert Sent("rank-1", m.MarkLost(2, "rank 2 (prefill) died: its process 5 ended")) in told
+
+
+def test_ranks_are_introduced_to_a_gateway_once_and_lost_ones_never() -> None:
+    at, gateways = ["ipc://tokens", "tcp://10.0.0.1:5"], Gateways([0, 0, 1, 1], "10.0.0.1")
+    for rank in (1, 2, 3):
+        gateways.add_compute_rank(rank)
+    assert not gateways.greet(m.GatewayHello("gateway-0", at[:1])), "ranks on the other host cannot reach it"
+    assert gateways.new_introductions() == []
+    gateways.lose_rank(2, "rank 2 died")
+    for expected in ([(1, m.GatewayAt("gateway-0", at[0])), (3, m.GatewayAt("gateway-0", at[1]))], []):
+        assert gateways.greet(m.GatewayHello("gateway-0", at))
+        assert gateways.new_introductions() == expected
