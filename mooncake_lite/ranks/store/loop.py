@@ -165,20 +165,24 @@ class StoreRole:
     def run(self) -> None:
         """Serve until told to stop. Raises ThreadDied when a thread of the tier has died."""
         while not self._conductor.stopping:
-            if self._died:
-                raise ThreadDied(self._died)
-            if self._conductor.new_term():
-                self._drop_all()
-            is_busy = self._moving or self._conductor.may_join
-            for message in self._conductor.receive(COPY_WAIT_S if is_busy else IDLE_WAIT_S):
-                self._obey[type(message)](message)
-            self._finish_copies()
-            self._advance_lent()
-            self._send_outbox()
-            if self._conductor.may_join and not (self._moving or self._reading or self._lent_loads.left):
-                self.announce()
-            if self._conductor.report_when_due(self._values):
-                self._tell_troubles(time.monotonic())
+            self.turn()
+
+    def turn(self) -> None:
+        """Read, begin and advance work, tell. Raises as `run`."""
+        if self._died:
+            raise ThreadDied(self._died)
+        if self._conductor.new_term():
+            self._drop_all()
+        is_busy = self._moving or self._conductor.may_join
+        for message in self._conductor.receive(COPY_WAIT_S if is_busy else IDLE_WAIT_S):
+            self._obey[type(message)](message)
+        self._finish_copies()
+        self._advance_lent()
+        self._send_outbox()
+        if self._conductor.may_join and not (self._moving or self._reading or self._lent_loads.left):
+            self.announce()
+        if self._conductor.report_when_due(self._values):
+            self._tell_troubles(time.monotonic())
 
     def close(self, limit_s: float) -> int:
         """Flush blocks, most useful first, for limit_s at most. Returns the number of dropped blocks."""

@@ -33,11 +33,13 @@ class Wire:
 
     def __init__(self) -> None:
         self.inbox: list[m.Message] = []
+        self.waits: list[float] = []
         self.sent: list[Any] = []
         self.too_large: type | None = None
         self.closed = False
 
     def receive(self, wait_s: float) -> list[m.Message]:
+        self.waits.append(wait_s)
         received, self.inbox = self.inbox, []
         return received
 
@@ -151,6 +153,26 @@ def test_the_loop_ends_when_the_conductor_is_gone() -> None:
     process.signs.silence_s = DEAD_AFTER_S + 0.1
     process.loop.run()
     assert process.link.stop is None
+
+
+def test_a_new_conductor_is_joined_without_waiting_for_a_message() -> None:
+    process = Process(PREFILL)
+    process.loop.turn(0.2)
+    process.signs.term = 6
+    process.loop.turn(0.2)
+    process.loop.turn(0.2)
+    assert process.conductor.waits[-3:] == [0.2, 0.0, 0.2]
+    assert [(kind(sent), sent.epoch) for sent in process.told()] == [(m.RankHello, 6), (m.PagesChanged, 6)]
+
+
+def test_the_loss_of_another_rank_is_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, orders, lost = Process(PREFILL), list[Any](), list[tuple[int, str]]()
+    monkeypatch.setattr(process.loop.rank, "on", lambda order, now: orders.append(order) or [])
+    monkeypatch.setattr(
+        process.link._transfers, "mark_lost", lambda *about: lost.append(about), raising=False
+    )
+    process.hear(m.MarkLost(4, "died"), CANCEL)
+    assert (orders, lost) == ([CANCEL], [(4, "died")])
 
 
 def test_a_report_that_is_too_large_fails_its_request_alone() -> None:
