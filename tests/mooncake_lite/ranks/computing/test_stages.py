@@ -129,9 +129,11 @@ class Conductor:
 
 def loop(near: Any, own: Any, conductor: Conductor) -> tuple[StageLoop, ConductorLink, list[Any]]:
     marked: list[Any] = []
+    names = ("counters", "moved_bytes", "served_bytes", "control_counters", "socket_counters")
     transfers: Any = SimpleNamespace(
-        mark_lost=lambda rank, reason: marked.append((rank, reason)), snapshot=dict, counters=dict
-    )
+        mark_lost=lambda rank, reason: marked.append((rank, reason)), serving_bytes=0,
+        **{name: {} for name in names},
+    )  # fmt: skip
     pipeline: Any = SimpleNamespace(near=near, part=part_of(range(4, 6), 10))
     link = link_to(conductor, m.RankHello(3, "stage", 0), transfers, conductor.signs)
     link._reported_at = float("inf")  # statistics are not the matter here
@@ -174,6 +176,15 @@ def test_a_stage_joins_a_new_conductor_once_it_has_moved_what_it_was_told() -> N
     assert conductor.sent == [], "its bytes are on their way to a place of the conductor before"
     stage.turn()
     assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
+
+
+def test_a_stage_reports_what_it_moves() -> None:
+    conductor = Conductor()
+    stage, link, _ = loop(Near(), Own(), conductor)
+    link._reported_at = 0.0
+    stage.turn()
+    stage.turn()
+    assert [(type(sent), sent.rank) for sent in conductor.sent] == [(m.RankStats, 3)]
 
 
 def test_a_message_of_another_stage_that_is_lost_ends_the_rank() -> None:

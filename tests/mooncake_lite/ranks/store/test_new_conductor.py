@@ -29,9 +29,10 @@ class Rank:
         self.inbox, self.told, self.waits = list[Any](), list[Any](), list[float]()
         self.signs, self.read = Signs(), threading.Event()
         self.lost: list[int] = []
+        names = ("counters", "moved_bytes", "served_bytes", "control_counters", "socket_counters")
         self.engine: Any = SimpleNamespace(
-            local=np.zeros(4 * SMALL.nbytes, np.uint8), counters={}, submit=self.submit,
-            mark_lost=lambda rank, reason: self.lost.append(rank),
+            local=np.zeros(4 * SMALL.nbytes, np.uint8), submit=self.submit, serving_bytes=0,
+            mark_lost=lambda rank, reason: self.lost.append(rank), **{name: {} for name in names},
         )  # fmt: skip
         self.ends = False
         tier = HDF5Tier(folder, 1 << 26, SMALL, FINGERPRINT)
@@ -39,7 +40,7 @@ class Rank:
         tier.seal()
         load = tier.load
         monkeypatch.setattr(tier, "load", lambda *given: self.read.wait(20.0) and load(*given))
-        link = link_to(self, m.RankHello(3, "store", 0, tier=True), self.engine, self.signs)
+        link = self.link = link_to(self, m.RankHello(3, "store", 0, tier=True), self.engine, self.signs)
         link._reported_at = float("inf")  # statistics are not the matter here
         self.role = StoreRole(self.engine, link, tier, SMALL)
         self.role.announce()
@@ -140,3 +141,33 @@ def test_a_rank_joins_after_its_transfers_and_drops_the_orders_that_wait(rank: R
     assert (type(copied), copied.epoch) == (m.BlocksCopied, 0)
     hellos = [one for one in rank.told if isinstance(one, m.RankHello)]
     assert [one.epoch for one in hellos] == [2]
+
+
+def test_a_rank_joins_after_the_load_for_a_lender_that_is_under_way_and_drops_the_others(rank: Rank) -> None:
+    lent = [m.BlockRef(100, 1, 0, SMALL.nbytes)]
+    rank.hear(*(m.LoadBlocks(3, number, [7], [digest_of(7)], lent) for number in (1, 2)))
+    rank.signs.term = 2
+    assert rank.hear() == []
+    assert rank.role._lent_loads.left == 1
+    rank.read.set()
+    assert wait_until(lambda: rank.role._lent_read)
+    loaded, *_ = rank.hear()
+    assert (loaded.number, loaded.epoch, loaded.problem) == (1, 0, "a new conductor does not know this order")
+    rank.told.pop(0)
+    assert joined(rank, 2, [])
+
+
+def test_metrics_come_with_what_is_wrong_with_the_disk(rank: Rank) -> None:
+    rank.role._health.not_written(2, "No space left on device")
+    assert rank.hear() == []
+    rank.link._reported_at = 0.0
+    assert [type(message) for message in rank.hear()] == [m.RankStats, m.Degraded]
+    assert rank.hear() == []
+
+
+def test_the_tier_is_compacted_when_the_conductor_wants_it(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[bool] = []
+    monkeypatch.setattr(rank.role._writer, "compact", lambda: wanted.append(True))
+    assert (rank.hear(m.CompactTier(3)), wanted) == ([], [True])
