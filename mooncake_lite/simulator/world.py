@@ -1,63 +1,47 @@
-"""A world for the control plane and the computing ranks: virtual time, and faults drawn with a seed.
+"""A world for the control plane and the computing ranks, in virtual time.
 
-Run by tests (tests/mooncake_lite/control) and by `play.py`. The control plane and the computing ranks
-are those that serve. Engines, transfers, store ranks and clients are modelled, and assert what real ones rely
-on.
+Run by `play.py`. The control plane and the computing ranks are those that serve. Engines, transfers, store
+ranks and clients are modelled. The fault world of the tests (tests/worlds) is this one with other seams: its
+bytes are followed, its post loses messages, its clients go away, and its checker looks at everything.
 Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.open_bodies import OpenBodies
-from mooncake_lite.conductor.pool_answers import PoolAnswers
-from mooncake_lite.control import Control
+from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.readable import readable
-from mooncake_lite.control.request import client_id_of
-from mooncake_lite.control.requests import MOST_TRIES, RANKS_LOST
 from mooncake_lite.ranks.computing.machine import ComputingRank
-from mooncake_lite.simulator.at_rest import assert_at_rest
+from mooncake_lite.simulator.bytes import Bytes
+from mooncake_lite.simulator.checker import Checker
 from mooncake_lite.simulator.clients import Clients
 from mooncake_lite.simulator.clock import Clock, Links
 from mooncake_lite.simulator.computing_rank import SimulatedRank
-from mooncake_lite.simulator.custody import Custody
-from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.kv import ExactKV, NoKV
-from mooncake_lite.simulator.memory import Memory, NoMemory
-from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, Post
+from mooncake_lite.simulator.post import Post
+from mooncake_lite.simulator.runner import VirtualRunner
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stage_rank import StageModel
 from mooncake_lite.simulator.store_rank import StoreModel
-from mooncake_lite.simulator.succession import Conductors
-from mooncake_lite.simulator.tokens import next_key, opaque_digest, opaque_key
+from mooncake_lite.simulator.tokens import opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
-from mooncake_lite.workloads.metrics import COMPLETED, FAILED, REJECTED, Record
+from mooncake_lite.workloads.metrics import Record
 from store.objects import BlockRemoved, BlockStored
 
-SHOWN_EVENTS = 30
 MOST_EVENTS_PER_REQUEST = 2000
 """More than any run needs. A request that never gets further is an error, as is a Tick that causes a Tick."""
 
 QUIET_S = 400.0
 """After the last request: every lease, quarantine and order has ended by then."""
 
-PATIENCE_S = 4500.0
-"""All requests end within this time after the last has come, whatever goes wrong. An order is given up after
-120 s, a quarantine ends after another 120 s, and a request has three tries."""
-
-
-MOST_PASSES = 40
-"""Forward passes that one step of a rank may stand for. Those after the next event are computed in vain, and
-in runs with faults, whose tokens are real, each of them costs time. `play.py` has longer ones."""
+MOST_PASSES = 120
+"""Forward passes that one step of a rank may stand for: a leap. Those after the next event are in vain."""
 
 MAX_LEN = 1 << 40
 """Tokens of prompt and answer: the clients keep to their limits."""
@@ -65,167 +49,110 @@ MAX_LEN = 1 << 40
 Observer = Callable[[ev.Event, float, Sequence[fx.Effect]], None]
 
 
-class WorldFailure(AssertionError):
-    """A run has failed; the message holds the seed and the last events."""
-
-
 class World(Post):
-    """One run: a cluster, its clients, and what goes wrong.
+    """One run: a cluster and its clients.
 
     control     the control plane under test
-    requests    all that have arrived; where prompts are lengths, those that have not ended
-    records     what became of the others
+    requests    that were sent and have not ended; records: what became of the others
     hardware    how long its ranks take
-    dice        decides about faults; clients have a generator of their own
-    trace       the last events, with what each led to
-    stopped     the control plane has said Stop
+    ready       the control plane takes requests; stopped: it has said Stop
     """
 
     def __init__(
-        self,
-        setting: Setting,
-        *,
-        check_every: int = 50,
-        observe: Observer | None = None,
-        patience_s: float = PATIENCE_S,
-        most_passes: int = MOST_PASSES,
+        self, setting: Setting, *, observe: Observer | None = None, most_passes: int = MOST_PASSES
     ) -> None:
         """
-        check_every   events between two checks of every invariant of the control plane
-        patience_s    in which all requests must end after the last one has come
-        most_passes   forward passes that one step of a rank may stand for; 1: no leaps
         observe       called with each event, its time and its effects
+        most_passes   forward passes that one step of a rank may stand for; 1: no leaps
         """
-        self.seed, self.shape, self.faults = setting.seed, setting.shape, setting.faults
-        self.dice = setting.dice
+        self.shape, self.dice = setting.shape, setting.dice
         self.clock = Clock()
         self.hardware = setting.hardware(self.clock)
         self.requests: dict[str, Request] = {}
-        self.control = Control(self.shape.config)
-        layout = self.shape.layout
-        self.memory = (Memory if setting.exact else NoMemory)(layout.layers, layout.nbytes)
-        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
-        self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
-        self.exact = setting.exact
-        self.custody = Custody(
-            self.memory, self.clock, self.dice, self.bodies, self.shape.config.handover, layout.block_tokens
-        )
-        if self.shape.config.verify:
-            self.custody.doubt()
-        self.trace: deque[tuple[float, ev.Event, Sequence[fx.Effect]]] = deque(maxlen=SHOWN_EVENTS)
-        self.num_events = 0
         self.records: list[Record] = []
+        self.dead: set[int] = set()
+        self.num_events = 0
         self.stopped: fx.Stop | None = None
         self.ready = False
         self._links = Links(self.clock)
-        self._check_every = check_every
         self._observe = observe
-        self._patience_s = patience_s
-        self._most_passes = most_passes
-        self._visible: set[tuple[int, int, str]] = set()
         self._alarm = 0
-        self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
-        self._recalls: Counter[str] = Counter()
-        self._over: set[int] = set()
-        self.conductors = Conductors(self)
-        self.dead: set[int] = set()
-        self._unreachable: set[int] = set()
-        self._heard: dict[str, list[m.Message]] = {}
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
-        self.clients = Clients(self, setting.source, setting.client_dice)
-        self.ranks = {
-            rank: self._model(rank, role) for rank, role in enumerate(self.shape.config.roles) if rank
+        self.begin_term(self.shape.config)
+        self._make_seams(setting)
+        roles = enumerate(self.shape.config.roles)
+        self.ranks: dict[int, Any] = {
+            rank: self._model(rank, role, most_passes) for rank, role in roles if rank
         }
 
-    @classmethod
-    def drawn(
-        cls,
-        seed: int,
-        *,
-        num_requests: int = 100,
-        check_every: int = 50,
-        faults: Faults | None = None,
-        observe: Observer | None = None,
-    ) -> World:
-        """Make a world in which everything is drawn with a seed; see Setting.drawn."""
-        setting = Setting.drawn(seed, num_requests, faults)
-        return cls(setting, check_every=check_every, observe=observe)
+    def _make_seams(self, setting: Setting) -> None:
+        """Make what another kind of world has in a form of its own. See Post for the rest of it."""
+        self.bytes = Bytes(self.shape.layout.layers)
+        self.clients = Clients(self, setting.source)
+        self.checker = Checker()
 
-    @property
-    def term(self) -> int:
-        """Return the number of the present conductor."""
-        return self.conductors.term
-
-    def end_conductor(self) -> None:
-        """Have the conductor die soon, and the next one take over."""
-        self.conductors.begin_dying()
-
-    def _model(self, rank: int, role: str) -> SimulatedRank | StoreModel | StageModel:
-        shape, most = self.shape, self._most_passes
-        if shape.segments[rank]:
-            self.memory.add_segment(rank, shape.segment_bytes(rank))
+    def _model(self, rank: int, role: str, most: int) -> Any:
+        """Make a model of a rank."""
         if role == "store":
-            return StoreModel(rank, shape.tier_blocks, self)
+            return StoreModel(rank, self.shape.tier_blocks, self)
         if role == "stage":
             return StageModel(rank, self)
-        hello = m.RankHello(rank, role, shape.config.nodes[rank])
-        if not self.exact:
-            machine = ComputingRank(hello, shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest)
-            return SimulatedRank(machine, NoKV(), self, most)
-        kv = ExactKV(shape.pages, shape.page_tokens, shape.layout.block_tokens)
-        return SimulatedRank(ComputingRank(hello, shape.rank_state(rank, next_key), MAX_LEN), kv, self, most)
+        hello = m.RankHello(rank, role, self.shape.config.nodes[rank])
+        machine = ComputingRank(hello, self.shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest)
+        return SimulatedRank(machine, VirtualRunner, self, most)
 
     # ------------------------------------------------------------------------------ a run
 
     def run(self) -> None:
-        """Let all requests end, and the world fall silent. Raises WorldFailure."""
-        try:
-            self._start()
-            self.clients.begin()
-            self._run_until(lambda: self.stopped is not None or self.clients.done)
-            quiet = self.clock.now + QUIET_S
-            self.clock.at(quiet, lambda: None)
-            self._run_until(lambda: self.clock.now >= quiet)
-            self._check_end()
-        except Exception as error:
-            raise WorldFailure(self._story(error)) from error
+        """Let all requests end, and the world fall silent."""
+        self._start()
+        self.clients.begin()
+        self._run_until(lambda: self.stopped is not None or self.clients.done)
+        quiet = self.clock.now + QUIET_S
+        self.clock.at(quiet, lambda: None)
+        self._run_until(lambda: self.clock.now >= quiet)
+        assert self.stopped or not self.control.open_requests
+        self.checker.end()
 
     def _start(self) -> None:
-        """Let ranks and a gateway join in any order. Tiers tell what they hold in two pieces."""
+        """Let ranks and a gateway join in any order."""
         ranks = list(self.ranks)
         self.dice.shuffle(ranks)
         for rank in ranks:
             joined = self.shape.joined(rank)
             self.answer(joined)
-            model = self.ranks[rank]
-            if joined.tier and isinstance(model, StoreModel):
-                blocks = model.restart_with(self.clients.known_blocks())
-                half = len(blocks) // 2
-                self.answer(self.clients.indexed(rank, blocks[:half], last=False))
-                self.answer(self.clients.indexed(rank, blocks[half:], last=True))
+            for indexed in self._indexed(rank) if joined.tier else ():
+                self.answer(indexed)
         self.from_clients(ev.GatewayReady(self.clients.gateway))
+
+    def _indexed(self, rank: int) -> list[ev.TierIndexed]:
+        """Return what a store rank tells of its tier, in two pieces: it is empty."""
+        return [ev.TierIndexed(rank, 0, [], [], is_last) for is_last in (False, True)]
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            assert self.clock.step(), f"nothing happens any more: {self._open()} are open"
-            waited = self.clock.now - self.clients.last_sent_s
-            late = waited >= self._patience_s and not self.clients.done
-            assert not late, f"after {self._patience_s:g} s {self._open()} are still open"
+            assert self.clock.step(), f"nothing happens any more: {list(self.requests)} are open"
             assert self.num_events < self._most_events, f"{self.num_events} events"
 
-    def _open(self) -> list[str]:
-        return [request.request_id for request in self.requests.values() if not request.ends]
+    def kill(self, rank: int, *, ended: bool = True, why: str = "died") -> None:
+        """Kill a rank. What it was doing stops; its memory can be read by some. ended: its end was seen."""
+        if rank in self.dead or self.stopped is not None:
+            return
+        self.dead.add(rank)
+        lost = ev.RankLost(rank, 0, why, ended)
+        self.clock.after(self.hardware.notice_s(), lambda: self.tell(lost))
 
-    # ------------------------------------------------------------------------------ events
+    # ------------------------------------------------------------------------------ the conductor
 
-    def tell(self, message: m.Message, *, stale: bool = False) -> None:
-        """Have an event reach the control plane now, and carry out its effects.
+    def begin_term(self, config: ControlConfig) -> None:
+        """Start a conductor. It knows what its config says."""
+        self.control = Control(config)
+        self.bodies = OpenBodies(reuse=True, has_pool=config.has_pool)
+        self._alarm += 1
 
-        stale   it is of an earlier attempt, or of another start of a rank, and changes nothing
-        """
-        self._apply(self._event_of(message), message, stale=stale)
-        while self._unsent:
-            self._apply(self._unsent.popleft())
+    def tell(self, message: m.Message) -> None:
+        """Have an event reach the control plane now, and carry out its effects."""
+        self._apply(self._event_of(message), message)
 
     def _event_of(self, message: m.Message) -> ev.Event:
         """Return the event of a message. The body of a request is kept, as the conductor role does."""
@@ -234,110 +161,35 @@ class World(Post):
             ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
             self.bodies.add(replace(message, request=ends))
             return message.request
-        if isinstance(message, m.PoolQuery):
-            return self._answers.command(f"pool-{message.number}", message)
         if isinstance(message, m.Report):
             return message.event
         assert isinstance(message, ev.Event)
         return message
 
-    def _apply(self, event: ev.Event, message: m.Message | None = None, *, stale: bool = False) -> None:
-        now = self.clock.now
+    def _apply(self, event: ev.Event, message: m.Message | None = None) -> None:
         self.num_events += 1
-        if not stale and self.stopped is None:
-            if self.exact:
-                self.custody.answer(event)
-            self.clients.reached(event)
-        self.trace.append((now, event, ()))
-        waiting, is_new = self.control.state.num_waiting, self._is_new(event)
-        effects = self.control.on(event, now)
+        self.checker.saw(event)
+        effects = self._decide(event)
         if isinstance(message, m.Report) and self.control.took:
             self.bodies.keep(message)
-        self.trace[-1] = now, event, effects
+        self._carry_out(event, effects)
+
+    def _decide(self, event: ev.Event) -> Sequence[fx.Effect]:
+        now = self.clock.now
+        effects = self.control.on(event, now)
         if self._observe is not None:
             self._observe(event, now, effects)
-        if self.stopped is not None:
-            assert not effects, "the control plane does something after Stop"
-            return
-        if is_new and isinstance(event, ev.RequestArrived):
-            self._check_queue(event, waiting)
+        return effects
+
+    def _carry_out(self, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
         for effect in effects:
-            if self.conductors.dies():
-                return
-            self._carry_out(effect)
-        if self.stopped is None and self.num_events % self._check_every == 0:
-            self.control.check()
+            self.checker.watch(event, effect)
+            self._do(effect)
 
-    def _check_failure(self, failed: fx.Fail) -> None:
-        """Assert that a request fails after its last try alone, or because nothing can serve it.
-
-        One that cannot be computed fails with the code for that, and no other does.
-        """
-        hopeless = ("KV pages are needed", "pool full", "no rank is left")
-        name = client_id_of(failed.request_id)
-        if failed.code:
-            poison = self.requests[name].poison
-            assert failed.code in (RANKS_LOST, poison and poison.code), f"{failed} with {poison}"
-        elif not any(words in failed.reason for words in hopeless):
-            assert self._recalls[name] >= MOST_TRIES - 1, f"{failed}: too few tries"
-
-    def _is_new(self, event: ev.Event) -> bool:
-        """Tell whether an event is a request that no conductor has taken before."""
-        if not isinstance(event, ev.RequestArrived) or event.answers:
-            return False
-        return event.request_id not in self.control.requests
-
-    def _check_queue(self, arrived: ev.RequestArrived, waiting: int) -> None:
-        """Assert that a request is refused when as many wait as may, by every form of admission but none."""
-        config = self.shape.config
-        is_full = config.admission != "none" and waiting >= config.max_queue
-        assert not (is_full and arrived.request_id in self.control.requests), "the queue was full"
-
-    def kill(self, rank: int, *, ended: bool, why: str = "died") -> None:
-        """Kill a rank. What it was doing stops; its memory can be read by some. ended: its end was seen."""
-        if rank in self.dead or self.stopped is not None:
-            return
-        self.dead.add(rank)
-        if not ended:
-            self._unreachable.add(rank)
-        lost = ev.RankLost(rank, 0, why, ended)
-        self.clock.after(self.hardware.notice_s(), lambda: self._tell_lost(lost))
-
-    def _tell_lost(self, lost: ev.RankLost) -> None:
-        self.conductors.lost.append(lost)
-        self.tell(lost)
-
-    def forget_conductor(self) -> None:
-        """Forget what only the conductor knew that has just died."""
-        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
-        self._over.clear()
-        self._visible.clear()
-        self._unsent.clear()
-        self._heard.clear()
-        self._alarm += 1
-
-    def forget(self, request: Request) -> None:
-        """Keep of a request that has ended when its client had its tokens."""
-        outcome = {"finished": COMPLETED, "rejected": REJECTED}.get(request.ends[0], FAILED)
-        times_s, released_s = array("d", request.token_times_s), request.released_s
-        if times_s and min(times_s) < released_s:
-            times_s = array("d", [max(at, released_s) for at in times_s])
-        self.records.append(Record(request.sent_s, times_s, outcome, request.cause))
-        del self.requests[request.request_id]
-
-    # ------------------------------------------------------------------------------ effects
-
-    def _carry_out(self, effect: fx.Effect) -> None:
+    def _do(self, effect: fx.Effect) -> None:
         match effect:
-            case BlockStored() | BlockRemoved() if not self.exact:
+            case BlockStored() | BlockRemoved() | fx.MarkLost():
                 pass
-            case BlockStored(key, rank, tier):
-                assert (key, rank, tier) not in self._visible, "a block is stored twice"
-                self._visible.add((key, rank, tier))
-                there = self.memory.holds(rank, key) if tier == "dram" else key in self.custody.on_ssd[rank]
-                assert there or self.term or self.memory.flips, f"{key:016x} is not on rank {rank} in {tier}"
-            case BlockRemoved(key, rank, tier):
-                self._visible.remove((key, rank, tier))
             case fx.WakeAt(time):
                 self._alarm += 1
                 number = self._alarm
@@ -349,31 +201,14 @@ class World(Post):
             case fx.Forget():
                 self.clients.on(effect)
                 del self.bodies[effect.request_id]
-                if self.exact:
-                    self.custody.ended(effect)
             case fx.Branched():
                 self.clients.on(effect)
                 self.bodies.branched(effect)
             case fx.Recall():
-                self._recalls[client_id_of(effect.request_id)] += 1
-                if self.exact:
-                    self.custody.recalled(effect)
-                if self.dice.random() >= self.faults.dropped:
-                    recall = partial(self.clients.on_recall, effect)
-                    self._links.send(CONDUCTOR, CLIENTS, self._delay_s(), recall)
+                self.recall(effect)
             case fx.EndRank():
-                self.kill(effect.rank, ended=True, why=f"failed: {effect.reason}")
-            case fx.MarkLost():
-                pass
-            case fx.AnswerCommand():
-                assert effect.command not in self._over, f"{effect} after the end of its command"
-                self._over |= {effect.command} if effect.ended else set()
-                self._unsent += self._answers.answer(effect, self.clients.answered)
-            case fx.Reject() | fx.Fail():
-                if isinstance(effect, fx.Fail) and not self.control.stopped:
-                    self._check_failure(effect)
-                self.clients.on(effect)
-            case fx.Decided() | fx.Release() | fx.Moved():
+                self.kill(effect.rank, why=f"failed: {effect.reason}")
+            case fx.Reject() | fx.Fail() | fx.Decided() | fx.Release() | fx.Moved():
                 self.clients.on(effect)
             case _:
                 self._order(effect)
@@ -382,60 +217,5 @@ class World(Post):
         if number == self._alarm:
             self.tell(ev.Tick())
 
-    def _order(self, order: fx.Order) -> None:
-        assert order.rank not in self.control.members.lost, f"{order} for a lost rank"
-        if self.exact:
-            self.custody.order(order)
-            if isinstance(order, fx.StartOrder):
-                self._repeat(order.request_id)
-        model, message = self.ranks[order.rank], self.bodies.message_of(order)
-        term = self.term
-        if self.dice.random() < self.faults.unsent:
-            self._unsent.append(ev.Undelivered(order, "its queue is full"))
-            return
-        if self.dice.random() < self.faults.dropped:
-            self.custody.never_came(order)
-            return
-
-        def deliver() -> None:
-            if model.term == term:  # otherwise it was lost with the connection
-                model.on(message)  # type: ignore[arg-type]
-
-        self._links.send(CONDUCTOR, order.rank, self._delay_s(), deliver)
-
-    # ------------------------------------------------------------------------------ the end
-
-    def _check_end(self) -> None:
-        """Assert that every request has one end, and that the pool holds visible blocks alone."""
-        self.clients.check_ends()
-        if self.stopped is not None:
-            return
-        if not self.exact:
-            assert not self.control.open_requests
-            return
-        assert_at_rest(self.control, may_hold=bool(self._unreachable))
-        assert not self.custody.in_use, f"still in use: {self.custody.in_use}"
-        assert self.control.directory.places() == self._visible
-        for obj in () if self.term or self.memory.flips else self.control.directory.visible_objects():
-            assert obj.key is not None
-            self.memory.expect_sums(obj.ref, obj.key, list(obj.checksums))
-        alive = [one for one in self.ranks.values() if one.number not in self.dead]
-        computing = [one for one in alive if isinstance(one, SimulatedRank)]
-        for model in computing:
-            model.check_idle()
-        if self.faults.dropped or self.faults.reordered or self.faults.doubled:
-            return  # what is known of pages and tiers is a hint then, and a wrong one costs a miss
-        held = {(key, model.number, "dram") for model in computing for key in model.held}
-        assert self.control.state.pages.places() == held, "the index of pages differs from what ranks hold"
-        for key, rank, tier in self._visible:
-            store = self.ranks[rank]
-            assert tier == "dram" or (isinstance(store, StoreModel) and store.serves(key)), f"{key:016x}"
-
-    def _story(self, error: Exception) -> str:
-        """Return what has failed, and the last events with their effects."""
-        lines = [f"seed {self.seed}: {type(error).__name__}: {error}", f"{self.shape}", f"{self.faults}"]
-        lines.append(f"the last {len(self.trace)} events of {self.num_events}:")
-        for now, event, effects in self.trace:
-            lines.append(f"{now:12.6f} > {readable(event)}")
-            lines.extend(f"               {readable(effect)}" for effect in effects)
-        return "\n".join(lines)
+    def _order(self, order: Any) -> None:
+        self.order(order, self.bodies.message_of(order))
