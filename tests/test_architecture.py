@@ -56,6 +56,9 @@ ROOMS = {
 """folder of mooncake_lite -> which of the others it may import, besides `errors` and the version. `cli`,
 `serve_command` and `rank`, which stand above all folders, import what they start."""
 
+WORLDS = "tests/worlds"
+"""The fault world: product code but for its place, of as many parts as the simulator's."""
+
 MOST_ENTRIES = 22
 """Of mooncake_lite itself: what a newcomer reads first."""
 
@@ -163,8 +166,23 @@ CYCLES_ALLOWED: dict[frozenset[str], str] = {}
 """Modules that import each other -> why they must."""
 
 
+def test_the_fault_world_imports_the_system_and_nothing_else_of_the_tests() -> None:
+    assert len(list(sources(WORLDS))) > 3
+    modules = {module for _, tree in sources(WORLDS) for module, _ in imported(tree)}
+    ours = {module for module in modules if module.split(".")[0] == "tests"}
+    assert {module for module in ours if not module.startswith("tests.worlds.")} == set()
+
+
+def test_a_lab_is_made_of_the_system_alone() -> None:
+    """`labs` copies these files into a release, which has no tests."""
+    paths = sorted((ROOT / "tests/labs").glob("*/data.py"))
+    assert paths
+    modules = {module for path in paths for module, _ in imported(parsed(path))}
+    assert {module for module in modules if module.split(".")[0] == "tests"} == set()
+
+
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    found = cycles(import_graph(*MAY_IMPORT))
+    found = cycles(import_graph(*MAY_IMPORT, WORLDS))
     assert [sorted(cycle) for cycle in found if cycle not in CYCLES_ALLOWED] == []
 
 
@@ -268,7 +286,7 @@ def test_the_search_for_pickling_calls_finds_them() -> None:
 
 
 def test_no_file_is_longer_than_a_sitting() -> None:
-    lengths = {str(path.relative_to(ROOT)): _lines(path) for path, _ in sources(*MAY_IMPORT)}
+    lengths = {str(path.relative_to(ROOT)): _lines(path) for path, _ in sources(*MAY_IMPORT, WORLDS)}
     assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES} == {}
 
 
@@ -278,7 +296,7 @@ def _lines(path: Path) -> int:
 
 def test_no_function_is_longer_than_a_screen() -> None:
     wrong = {}
-    for package in MAY_IMPORT:
+    for package in (*MAY_IMPORT, WORLDS):
         usual = FUNCTION_LINES.get(package, FUNCTION_LINES_ELSEWHERE)
         for path, tree in sources(package):
             limit = CUDA_FUNCTION_LINES if path.stem.endswith("_cuda") else usual
@@ -302,7 +320,9 @@ def test_at_most_one_class_has_a_name_that_would_fit_many() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     silent = [
-        str(path.relative_to(ROOT)) for path, tree in sources(*MAY_IMPORT) if not ast.get_docstring(tree)
+        str(path.relative_to(ROOT))
+        for path, tree in sources(*MAY_IMPORT, WORLDS)
+        if not ast.get_docstring(tree)
     ]
     assert silent == []
 

@@ -21,7 +21,6 @@ from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
 from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
 from mooncake_lite.ranks.computing.build import least_by_layers
-from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
@@ -173,7 +172,7 @@ class Cluster:
         return Counter(self._ranks()[0])
 
     def setting(self, source: Source, seed: int) -> Setting:
-        """Return a run: the requests of a source on this cluster, without faults."""
+        """Return a run: the requests of a source on this cluster."""
         roles, nodes = self._ranks()
         lenders = {"store"} if "store" in roles else MODES[self.mode].lenders - {"compute"}
         machines = self.machines or self.profile
@@ -192,13 +191,13 @@ class Cluster:
             sharing=self.sharing, tier_blocks=self.ssd_bytes // nbytes if "store" in roles else 0,
         )  # fmt: skip
         return Setting(
-            seed=seed, shape=shape, faults=Faults.none(),
+            shape=shape,
             hardware=lambda clock: ProfiledHardware(
                 clock, pass_seconds(machines), self.costs, nodes, self.overheads, covered(machines)
             ),
             source=source,
-            dice=Random(mixed(seed, 5)), client_dice=Random(mixed(seed, 6)), exact=False,
-        )  # fmt: skip
+            dice=Random(mixed(seed, 5)),
+        )
 
     def _ranks(self) -> tuple[list[str], list[int]]:
         """Return role and node of each rank: a steward, stores, and a computing rank on each node."""

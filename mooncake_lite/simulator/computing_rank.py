@@ -6,13 +6,11 @@ Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from mooncake_lite import messages as m
 from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order, Told
-from mooncake_lite.simulator.kv import KV
 from mooncake_lite.simulator.runner import VirtualRunner
 from mooncake_lite.simulator.surroundings import Surroundings
 from scheduler.instance import Step
@@ -22,20 +20,21 @@ class SimulatedRank:
     """One rank.
 
     rank      the machine
-    held      blocks in its pages, as it has told the conductor
     step_s    seconds that the forward pass under way computes, in a leap their mean; 0 without one
     most      forward passes that one step may stand for
     _inbox    orders that have come since the step under way began
     _alarm    number of the latest alarm for the end of a step; an earlier one changes nothing
     """
 
-    def __init__(self, rank: ComputingRank, kv: KV, world: Surroundings, most: int) -> None:
+    def __init__(
+        self, rank: ComputingRank, runner: Callable[..., VirtualRunner], world: Surroundings, most: int
+    ) -> None:
+        """runner: makes its runner, as VirtualRunner."""
         self.rank, self.number = rank, rank.number
-        self.held: set[int] = set()
         self.most, self._alarm = most, 0
         self.step_s = 0.0
         self._world = world
-        self._runner = VirtualRunner(self.number, kv, world, self._wake, self._set_alarm)
+        self._runner = runner(self.number, world, self._wake, self._set_alarm)
         self._inbox: list[Order] = []
         self._runs = self._leaps = False
 
@@ -49,13 +48,6 @@ class SimulatedRank:
         """Return the number of the latest conductor that it knows of, or is about to."""
         news = [order.number for order in self._inbox if isinstance(order, NewTerm)]
         return max([self.rank.term, *news])
-
-    def check_idle(self) -> None:
-        """Assert that the rank has nothing left: every page, half and slot is free."""
-        state = self.rank.state
-        state.check()
-        assert not state.busy, f"rank {self.number} has work left"
-        assert not state.pages.held
 
     def _wake(self) -> None:
         """Let the rank look at what has come. A leap under way ends with its present pass."""
@@ -114,9 +106,4 @@ class SimulatedRank:
             if gateway:
                 self._world.tokens(self.number, message, times_s or (self._world.clock.now,))
                 continue
-            if isinstance(message, m.RankHello):
-                self.held.clear()
-            elif isinstance(message, m.PagesChanged):
-                self.held.update(message.stored)
-                self.held.difference_update(message.removed)
             self._world.answer(message)

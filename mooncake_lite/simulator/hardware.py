@@ -1,7 +1,7 @@
 """How long simulated ranks take: the truth, which the control plane only learns from reports.
 
-Used by `runner.py` and `store_rank.py`. The form in this file draws every time, for runs with faults; that of
-experiments is in `profiled.py`. Explained in docs/explain/control.md.
+Used by `runner.py` and `store_rank.py`. The form in this file draws every time, for worlds of no machine in
+particular; that of experiments is in `profiled.py`. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from store.objects import BlockRef
 PREFILL_S_PER_TOKEN = 0.002
 STEP_S = 0.02
 TRANSFER_S_PER_BLOCK = 0.001
-"""Times of the fault world: of the order of a small machine's. Only their ratios matter there, and no
-profile is needed."""
-
+"""Of the order of a small machine's: only their ratios matter."""
 
 WORK_S = 0.05
 """How long a disk takes for an order, at most, unless it is slow."""
@@ -103,7 +101,7 @@ class DrawnHardware:
         self._clock.after(self._dice.random(), done)
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return nothing: nobody asks in runs with faults."""
+        """Return nothing: nobody asks."""
         return {}
 
     def count(self, load: PassLoad, passes: int) -> None:

@@ -10,7 +10,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 
 import numpy as np
 
@@ -19,14 +18,8 @@ from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.workload import Source
-from mooncake_lite.simulator.world import World
+from mooncake_lite.simulator.world import MOST_PASSES, World
 from scheduler.instance import DECODE
-
-NEVER = 10**9
-"""Events between two checks of all invariants, more than a run has: the fault runs check them."""
-
-MOST_PASSES = 120
-"""Forward passes that one step of a rank may stand for: a leap. Those after the next event are in vain."""
 
 READY_S = 0.01
 """Until it is looked again whether the cluster is ready."""
@@ -50,8 +43,7 @@ def play(
     kills     (role, seconds): a rank of this role dies then, the first one that lives
     told      is called with the number of requests that have ended, every SAMPLE_S of virtual time
     """
-    setting, passes = cluster.setting(source, seed), 1 if kills else MOST_PASSES
-    world = World(setting, check_every=NEVER, patience_s=inf, most_passes=passes)
+    world = World(cluster.setting(source, seed), most_passes=1 if kills else MOST_PASSES)
     killed: list[tuple[str, float]] = []
     for kill in kills:
         world.clock.at(kill[1], partial(_kill, world, kill, killed))
@@ -111,4 +103,4 @@ def _kill(world: World, kill: tuple[str, float], killed: list[tuple[str, float]]
     alive = [rank for rank in world.shape.ranks(kill[0]) if rank not in world.dead]
     if len(alive) > 1:
         killed.append(kill)
-        world.kill(alive[0], ended=True)
+        world.kill(alive[0])

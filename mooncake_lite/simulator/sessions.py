@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from random import Random
 
 from mooncake_lite.simulator.tokens import Opaque
-from mooncake_lite.simulator.workload import Block, Request, mixed
+from mooncake_lite.simulator.workload import Request, mixed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class Sessions:
     """
 
     def __init__(self, seed: int, num_requests: int, rate: float, mix: SessionMix, block_tokens: int) -> None:
-        self.num_requests, self.lasts_s = num_requests, num_requests / rate
+        self.num_requests = num_requests
         self._mix, self._seed, self._block_tokens = mix, seed, block_tokens
         self._dice = Random(mixed(seed, 1))
         self._gap_s = mix.turns / rate
@@ -108,13 +108,6 @@ class Sessions:
         if not is_over:
             heappush(self._turns, (at + dice.expovariate(1 / mix.pause_s), number, session))
         return request
-
-    def ended(self, request: Request) -> None:
-        """Change nothing: a conversation goes on at its time."""
-
-    def known_blocks(self) -> list[Block]:
-        """Return none: every tier begins empty."""
-        return []
 
     def _gap(self) -> float:
         return self._dice.expovariate(1 / self._gap_s)
@@ -159,4 +152,4 @@ def opaque_request(
     prompt = Opaque(keys, block_tokens, num_tokens)
     known = keys[: num_tokens // block_tokens]
     digests = [key ^ 1 for key in known]
-    return Request(request_id, prompt, known, digests, max_tokens, answer_tokens, after_s=after_s, class_id=0)
+    return Request(request_id, prompt, known, digests, max_tokens, answer_tokens, after_s=after_s)

@@ -1,4 +1,4 @@
-"""A model of a store rank: an SSD tier behind its DRAM, copies and checks of blocks.
+"""A model of a store rank: an SSD tier behind its DRAM, and copies of blocks.
 
 Used by `world.py`. The tier follows `store.tier_writer`: a block is written to an open file, durable when the
 file is sealed, and evicted when the tier is full. Explained in docs/explain/control.md.
@@ -6,20 +6,17 @@ file is sealed, and evicted when the tier is full. Explained in docs/explain/con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.ranks.store.holdings import Holdings
 from mooncake_lite.simulator.clock import Action
-from mooncake_lite.simulator.faults import SLOW_STORE_S
 from mooncake_lite.simulator.hardware import WORK_S
-from mooncake_lite.simulator.kv import Content
 from mooncake_lite.simulator.surroundings import Surroundings
-from mooncake_lite.simulator.workload import Block
 from store.objects import BlockRef
 
 SEAL_BLOCKS = 4
@@ -30,37 +27,25 @@ class StoreModel:
     """A store rank.
 
     capacity   blocks that its tier may hold; 0: it has none
+    term       number of the latest conductor that it knows
     _queue     key -> (its range in DRAM, checksums): to be written behind
-    _open      key -> content: in the file that is not sealed yet
-    _durable   key -> content: what the tier serves, oldest first
+    _open      key -> bytes: in the file that is not sealed yet
+    _durable   key -> bytes: what the tier serves, oldest first
     """
 
     def __init__(self, number: int, capacity: int, world: Surroundings) -> None:
-        self.number = number
-        self.capacity = capacity
-        self._world = world
-        self._queue: dict[int, tuple[BlockRef, list[int]]] = {}
-        self._open: dict[int, Content] = {}
-        self._durable: dict[int, Content] = {}
-        self._sealing = False
+        self.number, self.capacity, self._world = number, capacity, world
         self.term = 0
+        self._queue: dict[int, tuple[BlockRef, list[int]]] = {}
+        self._open: dict[int, Any] = {}
+        self._durable: dict[int, Any] = {}
+        self._sealing = False
         self._holds = Holdings()
         self._digests: dict[int, int] = {}
 
-    def restart_with(self, blocks: Iterable[Block]) -> list[Block]:
-        """Fill the tier with blocks of an earlier run, as many as fit, and return them."""
-        kept = list(blocks)[: self.capacity]
-        self._durable = {block.key: Content(block.kv) for block in kept}
-        self._digests = {block.key: block.digest for block in kept}
-        return kept
-
-    def serves(self, key: int) -> bool:
-        """Return whether the tier has this block in a sealed file."""
-        return key in self._durable
-
-    def on(self, order: fx.Order | NewTerm) -> None:
+    def on(self, order: Any) -> None:
         """Carry out an order."""
-        world = self._world
+        hardware = self._world.hardware
         match order:
             case NewTerm(term):
                 self._join(term)
@@ -69,17 +54,16 @@ class StoreModel:
             case fx.SaveBlocks():
                 self._save(order)
             case fx.LoadBlocks():
-                read = partial(world.hardware.load, self.number, sum(ref.nbytes for ref in order.refs))
-                self._later(read, partial(self._load, order, world.clock.now))
+                read = partial(hardware.load, self.number, sum(ref.nbytes for ref in order.refs))
+                self._later(read, partial(self._load, order, self._world.clock.now))
             case fx.CopyBlocks():
-                self._later(
-                    partial(world.hardware.copy, self.number, order.sources), partial(self._copy, order)
-                )
+                read = partial(hardware.copy, self.number, order.sources)
+                self._later(read, partial(self._copy, order))
             case fx.CheckBlocks():
-                self._later(self._work, lambda _: self._check(order))
+                self._later(self._work, partial(self._check, order))
             case fx.RemoveBlocks():
                 self._holds.remove(order.keys)
-                self._work(lambda: self._remove(order.keys))
+                self._work(partial(self._remove, order.keys))
             case fx.CompactTier():
                 pass
             case _:
@@ -87,9 +71,8 @@ class StoreModel:
 
     def _join(self, term: int) -> None:
         """Drop all orders, and tell a new conductor what this rank holds."""
-        self.term = term
+        self.term, world = term, self._world
         self._queue.clear()
-        world = self._world
         world.answer(world.shape.hello(self.number, term))
         if self.capacity:
             digests = [self._digests[key] for key in self._durable]
@@ -100,30 +83,21 @@ class StoreModel:
     def _work(self, done: Action) -> None:
         self._world.clock.after(self._world.dice.random() * WORK_S, done)
 
-    def _later(self, work: Callable[[Action], None], action: Callable[[bool], None]) -> None:
-        """Do work, and then run an action. It is told whether the order was given up meanwhile."""
-        world, dice, term = self._world, self._world.dice, self.term
-
-        def act(slow: bool) -> None:
-            if self.number not in world.dead and term == self.term:
-                action(slow)
-
-        if dice.random() < world.faults.slow_store:
-            world.clock.after(dice.uniform(*SLOW_STORE_S), lambda: act(True))
-        else:
-            work(lambda: act(False))
+    def _later(self, work: Callable[[Action], None], act: Action) -> None:
+        """Do work, and then act, unless the rank has died meanwhile."""
+        self._world.skip(1)
+        work(lambda: None if self.number in self._world.dead else act())
 
     # ------------------------------------------------------------------------------ saves
 
     def _save(self, order: fx.SaveBlocks) -> None:
-        world = self._world
         if not self.capacity:
             self._report(order.keys, "dropped")
             return
         self._digests.update(zip(order.keys, order.digests))
         dropped, queued, nbytes = [], [], 0
         for ref, key, sums in zip(order.refs, order.keys, order.checksums, strict=True):
-            if key in self._queue or world.dice.random() < world.faults.save_dropped:
+            if key in self._queue or self._drops():
                 dropped.append(key)
             else:
                 self._queue[key] = ref, sums
@@ -131,20 +105,22 @@ class StoreModel:
                 nbytes += ref.nbytes
         self._report(dropped, "dropped")
         if queued:
-            world.hardware.save(self.number, nbytes, partial(self._write, queued))
+            self._world.hardware.save(self.number, nbytes, partial(self._write, queued))
+
+    def _drops(self) -> bool:
+        """Tell whether a block, or a file, does not come to the disk."""
+        self._world.skip(1)
+        return False
 
     def _write(self, keys: list[int]) -> None:
         """Write keys to the open file that are still queued, and whose bytes are those that were put."""
-        memory = self._world.memory
         written, bad = [], []
         for key in keys:
             if key not in self._queue:
                 continue
             ref, sums = self._queue.pop(key)
-            if self._world.dice.random() < self._world.faults.dram_bad and memory.find(ref):
-                memory.rot(ref)
-            content = memory.find(ref)  # an earlier save of the key may have freed the range
-            if content is not None and memory.sums(content) == sums:
+            content = self._in_dram(ref)  # an earlier save of the key may have freed the range
+            if content is not None and self._world.bytes.sums(content) == sums:
                 self._open[key] = content
                 written.append(key)
             else:
@@ -157,11 +133,16 @@ class StoreModel:
             self._sealing = True
             self._world.clock.after(SEAL_S, self._seal)
 
+    def _in_dram(self, ref: BlockRef) -> Any:
+        """Return the bytes of a block that is saved."""
+        self._world.skip(1)
+        return self._world.bytes.find(ref)
+
     def _seal(self) -> None:
         """Make the blocks in the open file durable, or lose them to a full disk."""
         self._sealing = False
         keys = list(self._open)
-        if self._world.dice.random() < self._world.faults.save_dropped:
+        if self._drops():
             self._report(keys, "dropped")
         else:
             self._durable.update(self._open)
@@ -189,61 +170,44 @@ class StoreModel:
 
     # ------------------------------------------------------------------------------ reads and copies
 
-    def _load(self, order: fx.LoadBlocks, began: float, slow: bool) -> None:
-        """Read blocks of the tier into DRAM. A block is bad when it is missing or not as it was written."""
-        world, memory = self._world, self._world.memory
-        problem = "the disk does not answer" if world.dice.random() < world.faults.load_fails else ""
-        ok: list[bool] = []
-        checksums: list[list[int]] = []
-        for key, ref in zip(order.keys, order.refs, strict=True):
-            content = self._durable.get(key)
-            if content is not None and world.dice.random() < world.faults.tier_bad:
-                content = self._durable[key] = content._replace(rotten=True)
-            if content is None or content.rotten or (problem and world.dice.random() < 0.5):
-                ok.append(False)
-                checksums.append([])
-            else:
-                ok.append(True)
-                checksums.append(memory.sums(content))
-                memory.write(ref, content)
-        if all(ok):
-            problem = ""
-        may_still_write = bool(problem) and not slow and world.dice.random() < world.faults.may_still_write
-        world.answer(
-            ev.BlocksLoaded(
-                self.number,
-                self.term,
-                order.number,
-                ok,
-                checksums,
-                world.clock.now - began,
-                problem,
-                may_still_write,
-            )
+    def _load(self, order: fx.LoadBlocks, began: float) -> None:
+        """Read those blocks into DRAM that the tier still has."""
+        found = [self._durable.get(key) for key in order.keys]
+        self._world.skip(1 + len(found) - found.count(None))
+        self._loaded(order, began, found)
+
+    def _loaded(
+        self, order: fx.LoadBlocks, began: float, found: Sequence[Any], problem: str = "",
+        may_write: bool = False,
+    ) -> None:  # fmt: skip
+        """Tell what was read. may_write: bytes of a block that was not may still come."""
+        sums, seconds = self._put(order.refs, found), self._world.clock.now - began
+        ok = [one is not None for one in found]
+        self._world.answer(
+            ev.BlocksLoaded(self.number, self.term, order.number, ok, sums, seconds, problem, may_write)
         )
 
-    def _copy(self, order: fx.CopyBlocks, slow: bool) -> None:
+    def _copy(self, order: fx.CopyBlocks) -> None:
         """Read blocks of other ranks into this rank's segment."""
-        world, memory = self._world, self._world.memory
-        checksums: list[list[int]] = []
-        for source, target in zip(order.sources, order.targets, strict=True):
-            content = memory.find(source)
-            if content is None or world.dice.random() < world.faults.copy_fails:
-                checksums.append([])
-            else:
-                memory.write(target, content)
-                checksums.append(memory.sums(content))
-        may_still_write = (
-            not all(checksums) and not slow and world.dice.random() < world.faults.may_still_write
-        )
-        world.answer(ev.BlocksCopied(self.number, self.term, order.number, checksums, may_still_write))
+        found = [self._world.bytes.find(source) for source in order.sources]
+        self._world.skip(len(found) - found.count(None))
+        self._copied(order, found)
 
-    def _check(self, order: fx.CheckBlocks) -> None:
+    def _copied(self, order: fx.CopyBlocks, found: Sequence[Any], may_write: bool = False) -> None:
+        """Tell what was copied, as _loaded."""
+        sums = self._put(order.targets, found)
+        self._world.answer(ev.BlocksCopied(self.number, self.term, order.number, sums, may_write))
+
+    def _check(self, order: fx.CheckBlocks, problem: str = "") -> None:
         """Compare blocks with their checksums."""
-        world, memory = self._world, self._world.memory
-        good = []
-        for ref, sums in zip(order.refs, order.checksums, strict=True):
-            content = memory.find(ref)
-            good.append(content is not None and memory.sums(content) == sums)
-        problem = "a block cannot be read" if world.dice.random() < world.faults.check_fails else ""
-        world.answer(ev.BlocksChecked(self.number, self.term, order.number, good, problem))
+        found = [self._world.bytes.find(ref) for ref in order.refs]
+        pairs = zip(found, order.checksums, strict=True)
+        good = [one is not None and self._world.bytes.sums(one) == sums for one, sums in pairs]
+        self._world.answer(ev.BlocksChecked(self.number, self.term, order.number, good, problem))
+
+    def _put(self, refs: Sequence[BlockRef], found: Sequence[Any]) -> list[list[int]]:
+        """Write blocks to DRAM, but None. Returns their checksums."""
+        for ref, content in zip(refs, found, strict=True):
+            if content is not None:
+                self._world.bytes.write(ref, content)
+        return [[] if content is None else self._world.bytes.sums(content) for content in found]

@@ -1,59 +1,12 @@
-"""Tokens of simulated requests: real ones in runs with faults, opaque lengths everywhere else.
+"""Tokens of simulated requests: nobody looks at one. A prompt is a length and a list of keys.
 
-Used by the workloads and by `kv.py`. A run with faults has short prompts of real tokens, and the answers that
-the emulated engine gives to them, so that a rank that reads wrong KV answers with wrong tokens. In other runs
-nobody looks at a token: a prompt is a length and a list of keys. Explained in docs/explain/control.md.
+Used by the workloads and by `world.py`. Explained in docs/explain/simulator.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
-
-from mooncake_lite.engine import emulated
-from mooncake_lite.engine.emulated import FIRST, emulated_token
-from mooncake_lite.messages import Sampling
-from scheduler.instance.step import Draw
-
-VOCABULARY = 40
-"""Tokens to choose from: an answer has some 40 of them, unless it is cut."""
-
-STOP = 3
-"""The token that ends answers."""
-
-digest_after = lru_cache(1 << 16)(emulated.digest_after)
-"""As the emulated engine has it. Client, rank, control plane and custody each ask for the same digests."""
-
-
-def digests_of(token_ids: Sequence[int], before: int = FIRST) -> list[int]:
-    """Return the emulated KV of each token. before: that of the token in front of them.
-
-    The last digest of a block is its key in runs with faults: it stands for the block and all before it.
-    """
-    found = []
-    for token in token_ids:
-        before = digest_after(before, token)
-        found.append(before)
-    return found
-
-
-def next_key(salt: Any, last_key: int | None, token_ids: Sequence[int]) -> int:
-    """Return the key of a full block, as `scheduler.instance.state.NextKey`."""
-    return digests_of(token_ids, FIRST if last_key is None else last_key)[-1]
-
-
-def answer_of(last: int, sampling: Sampling, branch: int, max_tokens: int) -> list[int]:
-    """Return a whole answer, without ranks, pages or a pool. last: the digest of the prompt's last token."""
-    answer: list[int] = []
-    draw = Draw(sampling, (), 0, frozenset({STOP}), branch)
-    while len(answer) < max_tokens:
-        token = emulated_token(last, draw, VOCABULARY)
-        if token == STOP:
-            break
-        answer.append(token)
-        last = digest_after(last, token)
-    return answer
 
 
 class Opaque(Sequence[int]):

@@ -6,7 +6,7 @@ Used by `cluster_command.py`. Explained in docs/explain/simulator.md.
 from __future__ import annotations
 
 from mooncake_lite.simulator.sessions import opaque_request
-from mooncake_lite.simulator.workload import Block, Request, mixed
+from mooncake_lite.simulator.workload import Request, mixed
 from mooncake_lite.workloads.traces import Trace
 
 PROMPT, ANSWER = 1, 2
@@ -23,7 +23,7 @@ class TraceSource:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._next, self._now = 0, 0.0
-        self.num_requests, self.lasts_s = len(trace.requests), trace.requests[-1].timestamp / 1000
+        self.num_requests = len(trace.requests)
 
     def next(self) -> Request:
         """Return one more request."""
@@ -38,10 +38,3 @@ class TraceSource:
         keys += [mixed(self._next, position, ANSWER) for position in range(len(keys), blocks)]
         after_s, self._now = now - self._now, now
         return opaque_request(f"r{self._next}", keys, size, request.input_length, answer, answer, after_s)
-
-    def ended(self, request: Request) -> None:
-        """Change nothing: the next request comes at its time."""
-
-    def known_blocks(self) -> list[Block]:
-        """Return none: every tier begins empty."""
-        return []

@@ -16,12 +16,11 @@ from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.profiles.file import OverheadsSection
-from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.tokens import Opaque
-from mooncake_lite.simulator.workload import Block, Request
+from mooncake_lite.simulator.workload import Request
 from mooncake_lite.simulator.world import World
 from mooncake_lite.tools.demo.cluster import Cluster
 from store.allocator import padded_size
@@ -66,7 +65,7 @@ class Arrivals:
     """The requests of a recording. See simulator.workload.Source."""
 
     def __init__(self, arrived: list[ev.RequestArrived], block_tokens: int) -> None:
-        self.num_requests, self.lasts_s = len(arrived), SPACED_S * len(arrived)
+        self.num_requests = len(arrived)
         self._left, self._block_tokens = iter(arrived), block_tokens
 
     def next(self) -> Request:
@@ -76,12 +75,6 @@ class Arrivals:
             one.request_id, text, one.keys, one.digests, one.max_tokens, ANSWER_TOKENS,
             wait_limit_s=inf, after_s=SPACED_S, class_id=one.class_id,
         )  # fmt: skip
-
-    def ended(self, request: Request) -> None:
-        """Change nothing."""
-
-    def known_blocks(self) -> list[Block]:
-        return []
 
 
 def simulated(
@@ -96,12 +89,11 @@ def simulated(
         prompts=1, pages=4096, page_tokens=16, budget=256, half_blocks=4, sharing="hash",
     )  # fmt: skip
     setting = Setting(
-        seed=0, shape=shape, faults=Faults.none(),
+        shape=shape,
         hardware=lambda clock: ProfiledHardware(
             clock, emulation.COST.seconds, config.costs, config.nodes, OverheadsSection()
         ),
-        source=Arrivals(arrived, config.block_layout.block_tokens), dice=Random(1), client_dice=Random(2),
-        exact=False,
+        source=Arrivals(arrived, config.block_layout.block_tokens), dice=Random(1),
     )  # fmt: skip
     found: list[fx.Decided] = []
 

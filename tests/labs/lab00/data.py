@@ -19,12 +19,11 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.labs.timeline import Message, MessagesTrace
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.simulator.clock import Action, Clock
-from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.hardware import DrawnHardware
 from mooncake_lite.simulator.sessions import opaque_request
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
-from mooncake_lite.simulator.workload import Block, Request
+from mooncake_lite.simulator.workload import Request
 from mooncake_lite.simulator.world import World
 from store.keys import prefix_keys
 from store.objects import BlockRef
@@ -137,14 +136,10 @@ class Followed:
             half_blocks=MANY_BLOCKS,
         )
         setting = Setting(
-            seed=seed,
             shape=shape,
-            faults=Faults.none(),
             hardware=lambda clock: Moves(clock, self),
             source=InTurn(prompts(seed, sizes), block_tokens, sizes["answer_tokens"]),
             dice=random.Random(seed),
-            client_dice=random.Random(seed),
-            exact=False,
         )
         World(setting, observe=self._observe).run()
 
@@ -187,8 +182,6 @@ class Followed:
 class InTurn:
     """The source of a run: each request comes when the one before has long been answered."""
 
-    lasts_s = 1.0
-
     def __init__(self, prompts: list[list[int]], block_tokens: int, answer_tokens: int) -> None:
         self.num_requests = len(prompts)
         self._prompts, self._block_tokens, self._answer_tokens = prompts, block_tokens, answer_tokens
@@ -204,13 +197,6 @@ class InTurn:
         return opaque_request(
             f"request {self._sent}", keys, self._block_tokens, len(prompt), count, count, after_s=10.0
         )
-
-    def ended(self, request: Request) -> None:
-        """Ignore the end: no later request continues this one."""
-
-    def known_blocks(self) -> list[Block]:
-        """Return nothing: there is no tier."""
-        return []
 
 
 class Moves(DrawnHardware):

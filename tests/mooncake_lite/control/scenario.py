@@ -30,13 +30,19 @@ from mooncake_lite.config.modes import DUTIES, MODES, ROLES
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.simulator.workload import digest_of
 from scheduler import Terms
 from scheduler.admission import DEFAULT
 from scheduler.classes import DEFAULT_CLASSES
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 from store.objects import BlockRef, BlockRemoved, BlockStored
-from tests.mooncake_lite.control.commands import COMMANDS, Context, after, heard_before, words_after
+from tests.mooncake_lite.control.commands import (
+    COMMANDS,
+    Context,
+    after,
+    digest_of,
+    heard_before,
+    words_after,
+)
 
 LAYOUT = (2, 1, 16, 4, 4, "none")
 BLOCK_BYTES = 1024

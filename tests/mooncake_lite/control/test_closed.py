@@ -12,10 +12,10 @@ from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.world import World
 from store.layout import BlockLayout
 from tests.mooncake_lite.control.plane import BLOCK, only
+from tests.worlds.faults import Faults
+from tests.worlds.world import FaultWorld
 
 pytestmark = pytest.mark.quick
 
@@ -252,7 +252,7 @@ def test_in_worlds_with_deaths_a_refusal_is_unavailable_if_and_only_if_health_sa
                     assert not told.closed or effect.reason == told.closed
                     missing.discard((effect.kind, world.term > 0, bool(told.closed)))
 
-        world = World.drawn(seed, num_requests=40, faults=Faults(rank_lost=1.0), observe=observe)
+        world = FaultWorld.drawn(seed, num_requests=40, faults=Faults(rank_lost=1.0), observe=observe)
         world.run()
 
     for seed in (0, 2, 6, 10, 32, *range(200)):  # the first ones find all, as worlds are drawn today

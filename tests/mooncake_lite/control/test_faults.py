@@ -34,8 +34,6 @@ from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from mooncake_lite.control.succession import Succession
 from mooncake_lite.simulator import world
-from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler import State
 from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
@@ -45,6 +43,8 @@ from scheduler.placement import Compared
 from store.adoption import Adoption
 from store.directory import Directory
 from store.quarantine import Quarantine
+from tests.worlds.faults import Faults
+from tests.worlds.world import FaultWorld, WorldFailure
 
 REQUESTS = 100
 """In one run."""
@@ -80,7 +80,7 @@ def test_every_request_ends_once_and_the_pool_is_given_back_whatever_goes_wrong(
     single = request.config.getoption("--fault-seed", default=None) is not None
     for seed in seeds:
         try:
-            World.drawn(seed, num_requests=REQUESTS, check_every=1 if single else 50).run()
+            FaultWorld.drawn(seed, num_requests=REQUESTS, check_every=1 if single else 50).run()
         except WorldFailure as failure:
             again = f"pytest tests/mooncake_lite/control/test_faults.py --fault-seed {seed} -k whatever"
             pytest.fail(
@@ -95,7 +95,7 @@ def digest_of_run(seed: int) -> list[int]:
     def observe(event: Any, now: float, effects: Any) -> None:
         found.append(digester.digest([event, now, *effects]))
 
-    World.drawn(seed, num_requests=30, observe=observe).run()
+    FaultWorld.drawn(seed, num_requests=30, observe=observe).run()
     return found
 
 
@@ -112,9 +112,9 @@ def test_a_recorded_run_with_faults_replays_to_the_same_effects_in_another_proce
     seed: int, tmp_path: Path
 ) -> None:
     faults = Faults(conductor_lost=0.0, poisoned=1.0)  # a recording ends with its conductor
-    world = World.drawn(seed, faults=faults)
+    world = FaultWorld.drawn(seed, faults=faults)
     recorder = Recorder(tmp_path / "run", world.shape.config)
-    world = World.drawn(seed, faults=faults, observe=recorder.record)
+    world = FaultWorld.drawn(seed, faults=faults, observe=recorder.record)
     world.run()
     recorder.close()
 
@@ -133,7 +133,7 @@ def test_a_recorded_run_with_faults_replays_to_the_same_effects_in_another_proce
 def test_without_faults_every_request_that_fits_is_answered_in_every_mode() -> None:
     outcomes: dict[str, set[str]] = {}
     for seed in range(12):
-        world = World.drawn(seed, faults=Faults.none())
+        world = FaultWorld.drawn(seed, faults=Faults.none())
         world.run()
         ends = outcomes.setdefault(world.shape.config.mode, set())
         ends.update(end for request in world.requests.values() for end in request.ends)
@@ -161,7 +161,7 @@ def test_admission_refuses_for_every_reason_in_these_worlds() -> None:
                 missing.discard("moved")
 
     for seed in (36, 43, 44, *range(60)):  # the first ones have them all, as worlds are drawn today
-        World.drawn(seed, observe=observe).run()
+        FaultWorld.drawn(seed, observe=observe).run()
         if not missing:
             return
     raise AssertionError(f"no world had {missing}")
@@ -181,7 +181,7 @@ def test_no_client_gets_a_lost_a_doubled_or_a_wrong_token_whichever_ranks_die(
     soak = request.config.getoption("--soak", default=0)
     start = SystemRandom().getrandbits(40) if soak else group * SEEDS_AT_ONCE
     for seed in range(start, start + SEEDS_AT_ONCE * max(1, soak)):
-        World.drawn(seed, num_requests=40, check_every=10, faults=DEATHS).run()
+        FaultWorld.drawn(seed, num_requests=40, check_every=10, faults=DEATHS).run()
 
 
 DAMAGE = Faults(rank_lost=0.3, flipped=1.0)
@@ -193,7 +193,7 @@ def test_damaged_blocks_are_never_attended_to(request: pytest.FixtureRequest) ->
     most = 10_000 if request.config.getoption("--soak", default=0) else 300
     flips = found = seed = 0
     while flips < most:
-        world = World.drawn(seed, num_requests=40, faults=DAMAGE)
+        world = FaultWorld.drawn(seed, num_requests=40, faults=DAMAGE)
         world.run()
         flips += world.memory.flips
         found += world.control.directory.counters["dram_bad_blocks"]
@@ -222,7 +222,7 @@ def test_ranks_of_every_role_conductors_and_gateways_die_in_these_worlds() -> No
             missing.discard("no rank is left")
 
     for seed in (4, 8, 10, 36, 85, *range(200)):  # the first ones find all
-        world = World.drawn(seed, num_requests=40, faults=DEATHS, observe=observe)
+        world = FaultWorld.drawn(seed, num_requests=40, faults=DEATHS, observe=observe)
         world.run()
         missing.difference_update({"conductor"} if world.term > 1 else ())
         if not missing:
@@ -247,7 +247,7 @@ def test_a_request_that_cannot_be_computed_fails_alone_and_costs_no_rank(
 
     for seed in range(12 * max(1, request.config.getoption("--soak", default=0))):
         told.clear()
-        world = World.drawn(seed, num_requests=60, faults=QUIET, observe=observe)
+        world = FaultWorld.drawn(seed, num_requests=60, faults=QUIET, observe=observe)
         world.run()
         assert (world.dead, world.control.members.lost) == (set(), {})
         failures = Counter((client_id_of(fail.request_id), fail.code) for fail in told)
@@ -289,7 +289,7 @@ def test_requests_of_every_mode_cannot_be_computed_in_every_stage_of_these_world
         missing.discard("in the answer" if answered > 0 else "in the prompt" if answered else "at its end")
 
     for seed in range(100):
-        world = World.drawn(seed, num_requests=40, faults=POISON, observe=observe)
+        world = FaultWorld.drawn(seed, num_requests=40, faults=POISON, observe=observe)
         world.run()
         if not missing:
             return
@@ -298,7 +298,7 @@ def test_requests_of_every_mode_cannot_be_computed_in_every_stage_of_these_world
 
 def run_all(seeds: Iterable[int], faults: Faults | None = None) -> None:
     for seed in seeds:
-        World.drawn(seed, faults=faults).run()
+        FaultWorld.drawn(seed, faults=faults).run()
 
 
 def skip(*_: Any, **__: Any) -> None:

@@ -13,11 +13,11 @@ from mooncake_lite.control.measured import Measurements
 from mooncake_lite.control.members import Members
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.simulator.hardware import PREFILL_S_PER_TOKEN, STEP_S
-from mooncake_lite.simulator.world import World
 from scheduler import State
 from scheduler.costs import CostConfig, Costs
 from scheduler.instances import Started
 from tests.mooncake_lite.control.plane import BLOCK, Plane, only
+from tests.worlds.world import FaultWorld
 
 pytestmark = pytest.mark.quick
 
@@ -91,7 +91,7 @@ def test_a_decode_rank_that_loads_is_measured_too() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_replaces_the_guess_by_what_its_ranks_take(seed: int) -> None:
-    world = World.drawn(seed)
+    world = FaultWorld.drawn(seed)
     world.run()
     costs = world.control.state.costs
     assert costs.recompute_s(1000, 0) == pytest.approx(1000 * PREFILL_S_PER_TOKEN, rel=0.2)

@@ -12,17 +12,17 @@ import pytest
 
 from mooncake_lite.control import Control
 from mooncake_lite.control import events as ev
-from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.setting import Setting
-from mooncake_lite.simulator.world import World, WorldFailure
 from scheduler.instance import Late, progress
+from tests.worlds.faults import Faults
+from tests.worlds.setting import DrawnSetting
+from tests.worlds.world import FaultWorld, WorldFailure
 
 DEATHS = Faults(rank_lost=1.0)
 REQUESTS = 40
 
 
 def has_pipelines(seed: int) -> bool:
-    return "stage" in Setting.drawn(seed, REQUESTS).shape.config.roles
+    return "stage" in DrawnSetting.drawn(seed, REQUESTS).shape.config.roles
 
 
 def seeds(count: int, *first: int) -> Iterator[int]:
@@ -35,11 +35,11 @@ def seeds(count: int, *first: int) -> Iterator[int]:
             yield seed
 
 
-def run_all(some: Iterable[int], faults: Faults | None = None, observe: Any = None) -> list[World]:
+def run_all(some: Iterable[int], faults: Faults | None = None, observe: Any = None) -> list[FaultWorld]:
     worlds = []
     for seed in some:
         worlds.append(
-            World.drawn(seed, num_requests=REQUESTS, check_every=25, faults=faults, observe=observe)
+            FaultWorld.drawn(seed, num_requests=REQUESTS, check_every=25, faults=faults, observe=observe)
         )
         worlds[-1].run()
     return worlds
@@ -47,7 +47,7 @@ def run_all(some: Iterable[int], faults: Faults | None = None, observe: Any = No
 
 def test_a_drawn_pipeline_stands_in_place_of_each_prefill_rank_and_on_its_node() -> None:
     for seed in seeds(10):
-        shape = Setting.drawn(seed, REQUESTS).shape
+        shape = DrawnSetting.drawn(seed, REQUESTS).shape
         config = shape.config
         assert len(config.nodes) == len(shape.segments) == len(config.roles)
         lengths = set()

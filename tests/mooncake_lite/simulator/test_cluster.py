@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import replace
-from math import factorial, inf, sqrt
+from math import factorial, sqrt
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
@@ -232,7 +232,7 @@ def test_what_the_profile_does_not_cover_is_counted_by_passes_and_not_by_leaps()
     found = []
     for passes in (1, 40):
         setting = cluster.setting(TraceSource(trace_of(*requests)), 1)
-        world = World(setting, check_every=10**9, patience_s=inf, most_passes=passes)
+        world = World(setting, most_passes=passes)
         world.run()
         found.append(world.hardware.outside())
     assert found[0]["decode"] == pytest.approx(found[1]["decode"], abs=0.02)
@@ -255,7 +255,7 @@ def test_a_save_lasts_as_long_as_its_bytes_take() -> None:
     setting = Cluster(
         profile=PROFILE, nodes={"prefill": 1, "decode": 1}, ssd_bytes=10**12, node_bytes=10**11
     ).setting(TraceSource(trace_of((0, 600, 1, []))), 1)
-    world = World(setting, check_every=10**9, patience_s=inf)
+    world = World(setting)
     store, said = next(one for one in world.ranks.values() if isinstance(one, StoreModel)), list[Any]()
     world.answer = lambda event: said.append((world.clock.now, event))  # type: ignore[assignment, method-assign]
     world.hardware._bytes_per_s = (1e9,) * 4  # type: ignore[attr-defined]

@@ -43,7 +43,7 @@ class Moves:
         self.seconds: list[float] = []
         self.stored: list[int] = []
         setting = cluster.setting(TraceSource(trace), 1)
-        self.world = World(setting, check_every=10**9, patience_s=inf, observe=self._observe)
+        self.world = World(setting, observe=self._observe)
         self.world.run()
 
     def _observe(self, event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:

@@ -13,18 +13,17 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.computing_rank import SimulatedRank
-from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.setting import Setting
-from mooncake_lite.simulator.shapes import LAYOUT
-from mooncake_lite.simulator.world import World
 from scheduler.instance import Result
 from scheduler.instance.step import NO_TOKEN
+from tests.worlds.faults import Faults
+from tests.worlds.setting import LAYOUT, DrawnSetting
+from tests.worlds.world import FaultWorld
 
 TOKENS_S = 0.001
 """How long tokens take from a rank to their gateway."""
 
 
-class SteadyWorld(World):
+class SteadyWorld(FaultWorld):
     """A world in which how many messages bring the tokens changes nothing.
 
     dying   rank that dies at the end of its present pass -> how. In the middle of a leap, it would take the
@@ -55,12 +54,12 @@ class SteadyWorld(World):
             super().kill(rank, **self.dying.pop(rank))
 
 
-def tight(seed: int) -> Setting:
+def tight(seed: int) -> DrawnSetting:
     """A drawn run whose ranks have few pages, and a pool that takes what they swap out.
 
     Some requests cannot be computed: a leap ends where one of them has no token.
     """
-    setting = Setting.drawn(seed, num_requests=60, faults=Faults(poisoned=1.0))
+    setting = DrawnSetting.drawn(seed, num_requests=60, faults=Faults(poisoned=1.0))
     shape = setting.shape
     has_pool = shape.config.has_pool
     pages = 17 * shape.layout.block_tokens // shape.page_tokens
@@ -79,7 +78,9 @@ def without_tail(event: ev.Event) -> ev.Event:
     return full if (event.num_tokens - 1) % LAYOUT[2] else event
 
 
-def played(setting: Setting, most_passes: int) -> tuple[list[tuple[float, ev.Event]], World, Counter[str]]:
+def played(
+    setting: DrawnSetting, most_passes: int
+) -> tuple[list[tuple[float, ev.Event]], FaultWorld, Counter[str]]:
     """Every event of a run with its time, the world, how many steps stand for several, and of these, how many
     end without a token."""
     events: list[tuple[float, ev.Event]] = []

@@ -11,7 +11,7 @@ from msgspec.structs import replace as changed
 
 from mooncake_lite.cli import main
 from mooncake_lite.profiles.file import MovesSection, write_profile
-from mooncake_lite.simulator.memory import NoMemory
+from mooncake_lite.simulator.bytes import Bytes
 from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
 from tests.mooncake_lite.simulator.made import BLOCK, PROFILE, cluster, conversations, played
 
@@ -63,7 +63,7 @@ def test_a_run_in_which_a_mechanism_never_works_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(NoMemory, "find", lambda memory, ref: None)
+    monkeypatch.setattr(Bytes, "find", lambda self, ref: None)
     shared = list(range(24))
     requests = [TraceRequest(n * 150.0, 24 * 512 + 100, 2, [*shared, 100 + n]) for n in range(40)]
     (tmp_path / "trace.jsonl").write_bytes(write_trace(Trace(requests)))

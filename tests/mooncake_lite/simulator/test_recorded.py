@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 from statistics import mean
 
@@ -36,7 +35,7 @@ def recorded(path: Path, trace: Trace) -> list[float]:
     def observe(event: ev.Event, now: float, effects: Sequence[fx.Effect]) -> None:
         recorder.record(event, now, effects)
 
-    world = World(setting, check_every=10**9, observe=observe, patience_s=inf)
+    world = World(setting, observe=observe)
     world.run()
     recorder.close()
     return [one.ttft_s for one in sorted(world.records, key=lambda one: one.arrived_s)]

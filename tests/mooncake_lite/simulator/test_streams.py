@@ -10,10 +10,8 @@ import pytest
 
 from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.profiles.file import OverheadsSection
+from mooncake_lite.simulator.bytes import Bytes
 from mooncake_lite.simulator.clock import Clock
-from mooncake_lite.simulator.faults import Faults
-from mooncake_lite.simulator.kv import NoKV
-from mooncake_lite.simulator.memory import Memory
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.runner import VirtualRunner
 from scheduler.costs import CostConfig, LoadCost, TransferCost
@@ -32,15 +30,13 @@ def world_of(ranks: int) -> Any:
     clock, nodes = Clock(), range(ranks)
     costs = CostConfig(transfer=TransferCost(BYTES_PER_S, LATENCY_S), load=LoadCost(1e6, 1e6, 0.0))
     world: Any = SimpleNamespace(
-        exact=True,
-        clock=clock, dice=Random(0), faults=Faults.none(), dead=set(), memory=Memory(2 * GROUPS, 1024),
+        clock=clock, dice=Random(0), dead=set(), bytes=Bytes(2 * GROUPS), skip=lambda draws: None,
         hardware=ProfiledHardware(clock, lambda load: COMPUTE_S, costs, nodes, OVERHEADS),
         shape=SimpleNamespace(
             layout=SimpleNamespace(block_tokens=16), page_tokens=16,
             config=SimpleNamespace(instance_of=lambda number: [number]),
         ),
     )  # fmt: skip
-    world.memory.add_segment(0, 1 << 20)
     return world
 
 
@@ -53,7 +49,7 @@ def ends(*nbytes: int) -> list[float]:
     world = world_of(len(nbytes) + 1)
     found: list[list[float]] = [[] for _ in nbytes]
     for rank, count in enumerate(nbytes, 1):
-        runner = VirtualRunner(rank, NoKV(), world, lambda: None, found[rank - 1].append)
+        runner = VirtualRunner(rank, world, lambda: None, found[rank - 1].append)
         job = cast(Any, ("job", 0))
         load = LayerLoad((0, 1), [BlockRef(1, 0, 0, count)], [0], job) if count else None
         assert runner.begin(Step(0.0, ahead=load, chunks=(chunk_of(job),))) == ENDS_S
@@ -79,9 +75,7 @@ def test_a_store_by_layers_leaves_the_rest_of_a_link_to_others_while_its_pass_co
     """Of 150 bytes 140 leave in the 3 s of the pass, and the last 10 after it."""
     world, job = world_of(2), cast(Any, ("job", 0))
     place, ended, other = BlockRef(1, 0, 0, 150), list[float](), list[float]()
-    world.memory.write = lambda *block: ended.append(world.clock.now)
-    world.exact = True
-    runner = VirtualRunner(1, NoKV(), world, lambda: None, lambda time: None)
+    runner = VirtualRunner(1, world, lambda: ended.append(world.clock.now), lambda time: None)
     runner.begin(
         Step(0.0, writes=(WriteGroup(0, [0], [place], job, 0, behind=True),), chunks=(chunk_of(job),))
     )
@@ -95,7 +89,7 @@ def test_a_store_by_layers_leaves_the_rest_of_a_link_to_others_while_its_pass_co
 def test_a_prefix_leaves_the_rest_of_a_link_to_others_while_its_pass_computes() -> None:
     """Two of its groups are read ahead of the pass, and no more."""
     world, other, job = world_of(2), list[float](), cast(Any, ("job", 0))
-    runner = VirtualRunner(1, NoKV(), world, lambda: None, lambda time: None)
+    runner = VirtualRunner(1, world, lambda: None, lambda time: None)
     load = LayerLoad((0, 1), [BlockRef(1, 0, 0, 104)], [0], job)
     runner.begin(Step(0.0, ahead=load, chunks=(chunk_of(job),)))
     world.hardware.read(1, [BlockRef(2, 0, 0, 100)], lambda: other.append(world.clock.now))

@@ -1,37 +1,35 @@
 """What a rank relies on when it carries out an order: its ranges are its own, and hold what they should.
 
-Used by `world.py`, which shows it every order and every answer. A range is in use from its order until the
-control plane hears the answer. Explained in docs/explain/control.md.
+The checker shows it every order and every answer. A range is in use from its order until the control plane
+hears the answer.
+
+    GOES_ON       reports after which a rank no longer reads the blocks that its order names
+    NAMES_BLOCKS  events that name blocks, with their second digests
+    SILENT        orders that use no range
+
+Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
-from mooncake_lite.conductor.open_bodies import OpenBody
-from mooncake_lite.config.modes import Handover
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.grants import TRANSFER_S
 from mooncake_lite.control.request import BRANCH_MARK, client_id_of
-from mooncake_lite.simulator.clock import Clock
-from mooncake_lite.simulator.memory import Memory
-from mooncake_lite.simulator.tokens import digests_of
-from mooncake_lite.simulator.uses import OVERWRITTEN, UseKey, Uses
 from store.objects import BlockRef
+from tests.worlds.memory import OVERWRITTEN, UseKey, Uses
+from tests.worlds.requests import digests_of
 
-GoesOn = (
-    ev.PrefillEnded | ev.DecodeLoaded | ev.PromptComputed | ev.DecodeEnded | ev.Preempted | ev.Swapped
-)  # fmt: skip
-"""Reports after which a rank no longer reads the blocks that its order names."""
-
-NAMES_BLOCKS = (*(ev.TierIndexed, ev.RequestArrived, ev.PutsWanted, ev.Preempted, ev.SwapWanted, ev.Swapped),)
-"""Events that name blocks, with their second digests."""
+GOES_ON = (ev.PrefillEnded, ev.DecodeLoaded, ev.DecodeEnded, ev.Preempted, ev.Swapped)
+NAMES_BLOCKS = (ev.TierIndexed, ev.RequestArrived, ev.PutsWanted, ev.Preempted, ev.SwapWanted, ev.Swapped)
+SILENT = (fx.CompactTier, fx.ForgetPages, fx.HoldBlocks)
 
 
 @dataclass(slots=True)
@@ -64,70 +62,40 @@ class _Open:
 class Custody(Uses):
     """The ranges in use, and what the tiers have told.
 
-    bodies    of the open requests: what their KV must be
+    _given    id of an order -> the order, and what uses it began
     on_ssd    rank -> keys that its tier has, as the control plane was told
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        clock: Clock,
-        dice: Random,
-        handover: Handover,
-        block_tokens: int,
-    ) -> None:
-        super().__init__(memory, clock, dice)
-        self._handover, self._block_tokens = handover, block_tokens
-        self.bodies: Mapping[str, OpenBody] = {}
-        self._open: dict[str, _Open] = {}
-        self._numbers: set[int] = set()
-        self._asked: dict[tuple[int, int], list[UseKey]] = {}
-        self._loads: dict[int, tuple[float, list[int]]] = {}
-        self._checks: dict[int, UseKey] = {}
-        self._digests: dict[int, int] = {}
-        self.on_ssd: dict[int, set[int]] = {}
-        self._orders: dict[type, Callable[..., None]] = {
-            fx.StartPrefill: self._prefill,
-            fx.StartDecode: self._decode,
-            fx.StartServe: self._serve,
-            fx.Prefetch: self._prefetch,
-            fx.CancelOn: self._cancel,
-            fx.GrantPuts: self._grant,
-            fx.GrantSwap: self._grant_swap,
-            fx.LoadBlocks: self._load,
-            fx.SaveBlocks: self._save,
-            fx.CopyBlocks: self._copy,
-            fx.CheckBlocks: self._check,
-            fx.RemoveBlocks: self._remove,
-            fx.CompactTier: lambda order: None,
-            fx.ForgetPages: lambda order: None,
-            fx.ListOpen: self._ask,
-            fx.HoldBlocks: lambda order: None,
-        }
-        self._answers: dict[type, Callable[..., None]] = dict.fromkeys(
-            get_args(GoesOn), self._request_goes_on
-        )
-        self._answers |= {
-            ev.ChunkStored: self._chunk_stored,
-            ev.TierIndexed: self._indexed,
-            ev.RankJoined: self._joined,
-            ev.RequestFailed: self._failed,
-            ev.OpenListed: self._listed,
-            ev.PutsEnded: self._puts_ended,
-            ev.BlocksLoaded: self._loaded,
-            ev.BlocksSaved: self._saved,
-            ev.TierEvicted: lambda event: self.on_ssd[event.rank].difference_update(event.keys),
-            ev.BlocksRemoved: lambda event: self.on_ssd.get(event.rank, set()).difference_update(event.keys),
-            ev.BlocksCopied: self._copied,
-            ev.BlocksBad: self._bad,
-            ev.BlocksChecked: lambda event: self._end(("check", event.number)),
-            ev.CommandAbandoned: self._abandoned,
-            ev.RankLost: self._lost,
-            ev.Undelivered: self._undelivered,
-        }
+    def __init__(self, world: Any) -> None:
+        super().__init__(world)
+        self._handover, self._block_tokens = world.shape.config.handover, world.shape.layout.block_tokens
+        self._open, self._numbers = dict[str, _Open](), set[int]()
+        self._given = dict[int, tuple[fx.Order, list[UseKey]]]()
+        self._asked, self._checks = dict[tuple[int, int], list[UseKey]](), dict[int, UseKey]()
+        self._loads, self._digests = dict[int, tuple[float, list[int]]](), dict[int, int]()
+        self.on_ssd: defaultdict[int, set[int]] = defaultdict(set)
+        self._orders: dict[type, Callable[..., None]] = dict.fromkeys(SILENT, lambda order: None) | {
+            fx.StartPrefill: self._prefill, fx.StartDecode: self._decode, fx.StartServe: self._serve,
+            fx.Prefetch: self._prefetch, fx.CancelOn: self._cancel, fx.GrantPuts: self._grant,
+            fx.GrantSwap: self._grant_swap, fx.LoadBlocks: self._load, fx.SaveBlocks: self._save,
+            fx.CopyBlocks: self._copy, fx.CheckBlocks: self._check, fx.ListOpen: self._ask,
+            fx.RemoveBlocks: self._not_on_ssd,
+        }  # fmt: skip
+        self._answers: dict[type, Callable[..., None]] = dict.fromkeys(GOES_ON, self._request_goes_on) | {
+            ev.ChunkStored: self._chunk_stored, ev.TierIndexed: self._on_ssd, ev.RankJoined: self._joined,
+            ev.RequestFailed: self._failed, ev.OpenListed: self._listed, ev.PutsEnded: self._puts_ended,
+            ev.BlocksLoaded: self._loaded, ev.BlocksSaved: self._saved, ev.TierEvicted: self._not_on_ssd,
+            ev.BlocksRemoved: self._not_on_ssd, ev.BlocksCopied: self._copied, ev.BlocksBad: self._bad,
+            ev.BlocksChecked: lambda event: self._end(("check", event.number)), ev.RankLost: self._lost,
+            ev.CommandAbandoned: lambda event: self._end_reads(self._checks.get(event.command, ())),
+            ev.Undelivered: lambda event: self.never_came(event.order),
+            ev.PromptComputed: lambda event: self._end_reads(_work(event)),
+        }  # fmt: skip
 
     def order(self, order: fx.Order) -> None:
         """Check an order that leaves the control plane, and note what it uses."""
+        self._begun: list[UseKey] = []
+        self._given[id(order)] = order, self._begun
         self._orders[type(order)](order)
 
     def answer(self, event: ev.Event) -> None:
@@ -150,8 +118,9 @@ class Custody(Uses):
             self.answer(event)
 
     def never_came(self, order: fx.Order) -> None:
-        """End the uses of an order that is lost. The control plane does not know."""
-        self._undelivered(ev.Undelivered(order, "lost"))
+        """End the uses of an order that is lost, whether the control plane knows it or not."""
+        for key in self._given.pop(id(order))[1]:
+            self._end(key)
 
     def recalled(self, effect: fx.Recall) -> None:
         """Note that a request goes on from what its client has."""
@@ -169,7 +138,7 @@ class Custody(Uses):
     def take_over(self) -> None:
         """Forget what the conductor that died has ordered, but not what ranks use. Late bytes that it had
         kept places for may land on others now."""
-        self._memory.forget_ids()
+        self._memory.written.clear()
         for known in (self._open, self._numbers, self._asked, self._loads, self._checks):
             known.clear()
         self.forget_late()
@@ -185,15 +154,14 @@ class Custody(Uses):
 
     # ------------------------------------------------------------------------------ orders
 
-    def _body(self, order: fx.StartOrder | fx.GrantSwap) -> OpenBody:
-        assert order.request_id in self.bodies, f"{order.request_id} has ended"
-        return self.bodies[order.request_id]
+    def _body(self, order: fx.StartOrder | fx.GrantSwap) -> Any:
+        assert order.request_id in self._world.bodies, f"{order.request_id} has ended"
+        return self._world.bodies[order.request_id]
 
     def _prefill(self, order: fx.StartPrefill) -> None:
         num_tokens, size = self._first(order), self._block_tokens
         assert len(order.load) + len(order.store) == num_tokens // size, "not a place for each full block"
-        has_tail = order.tail is not None
-        assert has_tail == (num_tokens % size > 0), "a tail without tokens, or none for them"
+        assert bool(order.tail) == (num_tokens % size > 0), "a tail without tokens, or none for them"
         places = [*order.store, order.tail] if order.tail else order.store
         self._of(order.request_id).store = order.store
         self._begin(_work(order), order.load, places, order.rank)
@@ -244,7 +212,7 @@ class Custody(Uses):
 
     def _prefetch(self, order: fx.Prefetch) -> None:
         """Check a hint. What it names may be overwritten at any time, and its reader compares."""
-        body, known = self.bodies[order.request_id].body, self._of(order.request_id)
+        body, known = self._world.bodies[order.request_id].body, self._of(order.request_id)
         assert order.attempt == known.attempt
         assert order.num_tokens == len(order.blocks) * self._block_tokens <= len(body.token_ids)
         assert all(ref.check for ref in order.blocks)
@@ -265,14 +233,11 @@ class Custody(Uses):
         assert order.attempt == known.attempt
         if order.places is None:
             return
-        self._swapping(name, order.branch).attempt = known.attempt if name == order.request_id else 0
+        swapping = self._of(name)
+        swapping.swaps.add(order.branch)
+        swapping.attempt = known.attempt if name == order.request_id else 0
         places = [place for place in order.places if place is not None]
         self._begin(("swap", order.rank, name, order.attempt), [], places, order.rank)
-
-    def _swapping(self, name: str, branch: int) -> _Open:
-        known = self._of(name)
-        known.swaps.add(branch)
-        return known
 
     def _ask(self, order: fx.ListOpen) -> None:
         """Remember what was in use when a rank was asked."""
@@ -292,7 +257,7 @@ class Custody(Uses):
         self._is_new(order.number)
         assert order.digests == [self._digests[key] for key in order.keys]
         assert len({ref.rank for ref in order.refs}) == 1, "places in several segments"
-        missing = set(order.keys) - self.on_ssd.get(order.rank, set())
+        missing = set(order.keys) - self.on_ssd[order.rank]
         assert not missing, f"the tier of rank {order.rank} has told that {missing} are gone"
         self._loads[order.number] = self._clock.now, order.keys
         self._begin(("load", order.number), [], order.refs, order.rank)
@@ -301,7 +266,7 @@ class Custody(Uses):
         blocks = zip(order.refs, order.keys, order.digests, order.checksums, strict=True)
         for ref, key, digest, sums in blocks:
             assert digest == self._digests[key]
-            if not self._doubts:
+            if not self.doubts:
                 self._memory.expect_sums(ref, key, sums)
             self._begin(("save", order.rank, key), [ref], [], order.rank)
 
@@ -314,23 +279,23 @@ class Custody(Uses):
 
     def _check(self, order: fx.CheckBlocks) -> None:
         self._is_new(order.number)
-        for ref, sums in () if self._doubts else zip(order.refs, order.checksums, strict=True):
+        for ref, sums in () if self.doubts else zip(order.refs, order.checksums, strict=True):
             self._memory.expect_sums(ref, self._memory.content(ref).key, sums)
         key = self._checks[order.command] = ("check", order.number)
         self._begin(key, order.refs, [], order.rank)
         self._clock.after(TRANSFER_S, lambda: self._end_reads(key))
 
-    def _remove(self, order: fx.RemoveBlocks) -> None:
-        self.on_ssd.get(order.rank, set()).difference_update(order.keys)
+    def _on_ssd(self, event: ev.TierIndexed | ev.BlocksSaved) -> None:
+        self.on_ssd[event.rank].update(event.keys)
+
+    def _not_on_ssd(self, gone: fx.RemoveBlocks | ev.TierEvicted | ev.BlocksRemoved) -> None:
+        self.on_ssd[gone.rank].difference_update(gone.keys)
 
     def _is_new(self, number: int) -> None:
         assert number not in self._numbers, f"order {number} is given twice"
         self._numbers.add(number)
 
     # ------------------------------------------------------------------------------ answers
-
-    def _indexed(self, event: ev.TierIndexed) -> None:
-        self.on_ssd.setdefault(event.rank, set()).update(event.keys)
 
     def _chunk_stored(self, event: ev.ChunkStored) -> None:
         """End writes of a prefill that goes on, or whose failure was not heard."""
@@ -339,27 +304,23 @@ class Custody(Uses):
             stored = known.store[event.first : event.first + len(event.checksums)]
             self._end_writes(_work(event), stored, event.rank)
 
-    def _request_goes_on(self, event: GoesOn) -> None:
-        """End the reads of a request, once the last of its branches ends. A branch of a recalled attempt is
-        not noted as over, because it begins anew."""
-        known = self._of(event.request_id)
-        is_recalled = event.attempt <= known.recalled
-        if isinstance(event, ev.PromptComputed):
-            self._end_reads(_work(event))
-            return
+    def _request_goes_on(self, event: Any) -> None:
+        """End the uses of a request, once the last of its branches ends.
+
+        A branch of a recalled attempt is not noted as over, because it begins anew.
+        """
+        known, is_recalled = self._of(event.request_id), event.attempt <= self._of(event.request_id).recalled
         if isinstance(event, ev.PrefillEnded):
             known.over.update(() if is_recalled else event.finished)
-            self._end(_work(event))
-            return
-        if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped):
+        elif not isinstance(event, ev.DecodeLoaded):
             self._end_swap(event)
-        if isinstance(event, ev.DecodeEnded | ev.Preempted | ev.Swapped) and not is_recalled:
-            known.live.discard(event.branch)
-            known.over.add(event.branch)
-            if known.live:
-                return
-        if isinstance(event, ev.Preempted | ev.Swapped) and event.request_id in self.bodies:
-            known.over.discard(event.branch)  # the request goes on as a whole, or its branch alone does
+            if not is_recalled:
+                known.live.discard(event.branch)
+                known.over.add(event.branch)
+                if known.live:
+                    return
+            if not isinstance(event, ev.DecodeEnded) and event.request_id in self._world.bodies:
+                known.over.discard(event.branch)  # the request goes on as a whole, or its branch alone does
         self._end(_work(event))
 
     def _end_swap(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped) -> None:
@@ -371,7 +332,7 @@ class Custody(Uses):
 
     def _name_of(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped | fx.GrantSwap) -> str:
         """Return the id of the branch that an answer or an order is about."""
-        body = self.bodies.get(event.request_id)
+        body = self._world.bodies.get(event.request_id)
         return event.request_id if body is None or body.body.n == 1 else f"{event.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:
@@ -383,10 +344,8 @@ class Custody(Uses):
                 self._end(key, late=event.may_still_write)
 
     def _puts_ended(self, event: ev.PutsEnded) -> None:
-        for object_id in event.object_ids:
-            self._end(("put", object_id))
-        for object_id in event.failed:
-            self._end(("put", object_id), late=event.may_still_write)
+        for object_id in (*event.object_ids, *event.failed):
+            self._end(("put", object_id), late=object_id in event.failed and event.may_still_write)
 
     def _loaded(self, event: ev.BlocksLoaded) -> None:
         uses = self._uses.pop(("load", event.number))
@@ -411,34 +370,10 @@ class Custody(Uses):
                 self._end(key)
 
     def _saved(self, event: ev.BlocksSaved) -> None:
+        if event.state == "durable":
+            self._on_ssd(event)
         for key in event.keys:
-            if event.state == "durable":
-                self.on_ssd.setdefault(event.rank, set()).add(key)
             self._end(("save", event.rank, key))
-
-    def _abandoned(self, event: ev.CommandAbandoned) -> None:
-        """End the reads of a command whose answer has no reader any more."""
-        key = self._checks.get(event.command)
-        if key is not None:
-            self._end_reads(key)
-
-    def _undelivered(self, event: ev.Undelivered) -> None:
-        order = event.order
-        match order:
-            case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
-                self._end(_work(order))
-            case fx.GrantSwap():
-                self._end(("swap", order.rank, self._name_of(order), order.attempt))
-            case fx.GrantPuts():
-                for ref in order.places:
-                    if ref is not None:
-                        self._end(("put", ref.object_id))
-            case fx.LoadBlocks() | fx.CopyBlocks() | fx.CheckBlocks():
-                for what in ("load", "copy", "check"):
-                    self._end((what, order.number))
-            case fx.SaveBlocks():
-                for key in order.keys:
-                    self._end(("save", order.rank, key))
 
 
 def _work(of: Any) -> UseKey:
