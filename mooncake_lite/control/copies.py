@@ -34,11 +34,11 @@ class Copies:
         """Copy the blocks that this prefill reads from other nodes and that are hot."""
         if not (self._is_on and self._members.spans_nodes):
             return
-        node = self._members.node_of(record.prefill)
+        node = self._members.node_of(record.present.prefill)
         targets = self._members.stores_on(node)
         if not targets or not record.keys:
             return
-        near = [self._members.node_of(ref.rank) == node for ref in record.load]
+        near = [self._members.node_of(ref.rank) == node for ref in record.present.load]
         hot = self._spots.on_read(node, record.keys[: len(near)], near, now)
         if hot:
             digest_of = dict(zip(record.keys, record.digests))

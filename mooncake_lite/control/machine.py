@@ -173,7 +173,7 @@ class Control:
             expected = None if grant is None else grant.blocks
         elif isinstance(event, ev.ChunkStored | ev.PrefillEnded):
             record = self.requests.working(event)
-            expected = None if record is None else len(record.store)
+            expected = None if record is None else len(record.present.store)
         problem = malformed(event, self.config.block_layout.layers, expected)
         if isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
             problem = problem or "it names objects that were not granted"
@@ -281,9 +281,8 @@ class Control:
     def _on_open_listed(self, listed: ev.OpenListed, now: float) -> None:
         """Lose the work that a rank does not have, and cancel again what it should have dropped."""
         for grant in self._grants.on_listed(listed, now):
-            record = grant.about
-            if record.stage is Stage.CANCELLED:
-                self._out.append(fx.CancelOn(listed.rank, record.request_id, record.attempt))
+            if grant.about.stage is Stage.CANCELLED:
+                self.requests.cancel_on(grant.about)
 
     def _on_command(self, command: ev.PoolCommand, now: float) -> None:
         """Carry out a pool command, once the pool is known."""

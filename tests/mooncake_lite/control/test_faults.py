@@ -311,7 +311,7 @@ def attempts_do_not_matter(self: Requests, event: Any, *steps: Any) -> RequestRe
 
 def first_answer_ends_all(self: Reports, ended: Any, now: float) -> None:
     record = self._requests.current(ended, Step.ANSWERED, Step.DROP)
-    if record is not None and record.worker == record.decode:
+    if record is not None and record.present.worker == record.present.decode:
         self._requests.finish(record, now)
 
 
