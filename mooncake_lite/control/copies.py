@@ -68,7 +68,8 @@ class Copies:
 
     def on_copied(self, copied: BlocksCopied, now: float) -> None:
         """Make finished copies visible, and free those that failed or differ from their originals."""
-        grant = self._grants.end(copied.rank, copied.number, copied.checksums.count([]))
+        why = f"rank {copied.rank} could not read or write them, or an original is damaged"
+        grant = self._grants.end(copied.rank, copied.number, copied.checksums.count([]), why)
         if grant is None:
             return
         for obj, checksums in zip(grant.about, copied.checksums):

@@ -14,6 +14,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.copies import Copies
 from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.malformed import wrong_request
 from mooncake_lite.control.prefix_loads import PrefixLoads
 from mooncake_lite.control.request import RequestRecord, Try, first_attempt
 from mooncake_lite.control.requests import Requests
@@ -71,8 +72,8 @@ class Dispatcher:
         if arrived.request_id in self._requests:
             self._requests.ignored += 1
             return
-        if not 0 <= arrived.class_id < len(self._classes):
-            self._emit(fx.Reject(arrived.request_id, f"service class {arrived.class_id} is unknown", 0.0))
+        if problem := wrong_request(arrived, len(self._classes), self._block_tokens):
+            self._emit(fx.Reject(arrived.request_id, problem, 0.0))
             self._emit(fx.Forget(arrived.request_id, "rejected"))
             return
         record = RequestRecord.of(arrived, self._classes[arrived.class_id], now, self._first_attempt)

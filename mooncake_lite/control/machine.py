@@ -93,11 +93,11 @@ class Control:
             ev.OpenListed: self._on_open_listed,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
-            ev.PagesChanged: self._on_pages_changed,
+            ev.PagesChanged: lambda told, now: self.state.note_pages(told.rank, told.stored, told.removed),
             ev.BlocksBad: lambda bad, now: self.directory.bad(bad.object_ids),
             ev.BlocksLoaded: self.dispatcher.loads.on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
-            ev.TierEvicted: self._pool.on_evicted,
+            ev.TierEvicted: lambda gone, now: self.directory.tier_evicted(gone.rank, gone.keys),
             ev.BlocksRemoved: self._on_blocks_removed,
             ev.BlocksCopied: self.dispatcher.copies.on_copied,
             ev.BlocksChecked: self._commands.on_checked,
@@ -171,6 +171,8 @@ class Control:
         if isinstance(event, ev.BlocksLoaded | ev.BlocksCopied | ev.BlocksChecked):
             grant = self._grants.get(event.rank, event.number)
             expected = None if grant is None else grant.blocks
+        elif isinstance(event, ev.BranchEvent):
+            expected = event.num_tokens // self.config.block_layout.block_tokens
         elif isinstance(event, ev.ChunkStored | ev.PrefillEnded):
             record = self.requests.working(event)
             expected = None if record is None else len(record.present.store)
@@ -274,10 +276,6 @@ class Control:
 
     # ------------------------------------------------------------------------------ everything else
 
-    def _on_pages_changed(self, report: ev.PagesChanged, now: float) -> None:
-        """Note what an instance holds in its pages. Policies use it; the instance looks for itself."""
-        self.state.note_pages(report.rank, report.stored, report.removed)
-
     def _on_open_listed(self, listed: ev.OpenListed, now: float) -> None:
         """Lose the work that a rank does not have, and cancel again what it should have dropped."""
         for grant in self._grants.on_listed(listed, now):
@@ -292,7 +290,7 @@ class Control:
             self._out.append(fx.AnswerCommand(command.command, True, self.dispatcher.learning))
 
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
-        self._pool.on_removed(removed)
+        self.directory.tier_removed(removed.rank, removed.keys)
         self._commands.on_removed(removed)
 
     def _on_undelivered(self, event: ev.Undelivered, now: float) -> None:

@@ -1,7 +1,8 @@
-"""Checks reports of ranks before any book changes: lengths must agree with each other and with orders.
+"""Checks what others send before any book changes: lengths must agree with each other and with orders.
 
-Used by `machine.py`. The types are checked when a message is decoded. A rank that sends what no sound rank
-sends is treated as lost, with the reason; see docs/explain/control.md.
+Used by `machine.py`, `dispatch.py` and `requests.py`. The types are checked when a message is decoded. A rank
+that sends what no sound rank sends is treated as lost, with the reason. A request of which a gateway sends
+such things is refused, or fails. See docs/explain/control.md.
 """
 
 from __future__ import annotations
@@ -12,26 +13,37 @@ from mooncake_lite.control import events as ev
 
 NO_PROBLEM = ""
 
-HAVE_LENGTHS = frozenset(
-    {
-        *(ev.TierIndexed, ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsWanted, ev.PutsEnded),
-        *(ev.ChunkStored, ev.PrefillEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked),
-    }
-)
-"""Events that can be malformed: each has lists that must agree."""
+HAVE_LENGTHS = {ev.TierIndexed, ev.Preempted, ev.SwapWanted, ev.Swapped, ev.PutsWanted, ev.PutsEnded}
+HAVE_LENGTHS |= {ev.ChunkStored, ev.PrefillEnded, ev.BlocksLoaded, ev.BlocksCopied, ev.BlocksChecked}
+"""Events of ranks that can be malformed: each has lists that must agree."""
+
+
+def wrong_request(arrived: ev.RequestArrived, classes: int, block_tokens: int) -> str:
+    """Return what is wrong with a request; "" for a sound one. classes: number of service classes."""
+    if not 0 <= arrived.class_id < classes:
+        return f"service class {arrived.class_id} is unknown"
+    if min(arrived.num_tokens, arrived.n) < 1:
+        return f"{arrived.n} answers to a prompt of {arrived.num_tokens} tokens: at least 1 of each is needed"
+    wrong = _keys(arrived, arrived.num_tokens // block_tokens)
+    return wrong or wrong_answers(arrived.answers, arrived.num_tokens, block_tokens)
+
+
+def wrong_answers(answers: Sequence[ev.AnswerSoFar], prompt_tokens: int, block_tokens: int) -> str:
+    """Return what is wrong with what a gateway has of the answers to a prompt; "" for sound ones."""
+    wrong = (_keys(one, (prompt_tokens + one.num_tokens) // block_tokens) for one in answers)
+    return next(filter(None, wrong), NO_PROBLEM)
 
 
 def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
     """Return what is wrong with an event; "" for a sound one.
 
     layers     of a block, and so checksums of each
-    expected   blocks of the order that the event answers; None: it answers none that is open
+    expected   blocks of the order that the event answers, or full blocks of its tokens; None: it answers no
+               order that is open
     """
     match event:
-        case ev.PutsWanted():
-            return _differ(
-                keys=event.keys, digests=event.digests, before=event.before, requests=event.requests
-            )
+        case ev.PutsWanted(keys=keys, digests=digests, before=before, requests=requests):
+            return _differ(keys=keys, digests=digests, before=before, requests=requests)
         case ev.PutsEnded():
             found = _differ(object_ids=event.object_ids, checksums=event.checksums)
             return found or _checksums(event.checksums, layers)
@@ -48,8 +60,8 @@ def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
             return found or _checksums([sums for sums in event.checksums if sums], layers)
         case ev.BlocksChecked():
             return _count("good", event.good, expected)
-        case ev.TierIndexed() | ev.Preempted() | ev.SwapWanted() | ev.Swapped():
-            return _differ(keys=event.keys, digests=event.digests)
+        case ev.TierIndexed() | ev.BranchEvent():
+            return _keys(event, expected or 0)
     return NO_PROBLEM
 
 
@@ -59,6 +71,13 @@ def _differ(**fields: Sized) -> str:
     if len(set(lengths.values())) == 1:
         return NO_PROBLEM
     return ", ".join(f"{name} has {length}" for name, length in lengths.items()) + ", one length is right"
+
+
+def _keys(about: ev.RequestArrived | ev.AnswerSoFar | ev.TierIndexed | ev.BranchEvent, blocks: int) -> str:
+    """Compare keys and digests. Either there are none, or at least one of each for every full block."""
+    if about.keys and len(about.keys) < blocks:
+        return f"keys has {len(about.keys)}, its tokens are {blocks} full blocks"
+    return _differ(keys=about.keys, digests=about.digests)
 
 
 def _count(name: str, values: Sized, expected: int | None) -> str:

@@ -72,7 +72,8 @@ class Reports:
         self._measured.prefilled(record, ended, now)
         self._tried.count("prefills", 1, 0)
         all_computed = ended.computed_tokens >= record.num_tokens
-        self._tried.count("prefix_loads", record.present.to_load, record.present.to_load * all_computed)
+        to_load, why = record.present.to_load, f"rank {ended.rank} has computed all of a prompt instead"
+        self._tried.count("prefix_loads", to_load, to_load * all_computed, why)
 
     def _decode(self, record: RequestRecord, now: float) -> None:
         """Start the decode of a request, on a better rank if there is one, or refuse it (`withholds`).
@@ -140,7 +141,8 @@ class Reports:
             self._requests.ignored += 1
             return
         self._measured.decoded(record, ended)
-        self._tried.count("decodes", 1, 0)
+        is_dropped = record.stage is Stage.CANCELLED or ended.branch in record.dropped
+        self._tried.count("decodes", ended.answer_tokens > 0 or not is_dropped, 0)
         record.resumed = record.resumed or ended.answer_tokens > 0
         if len(record.branches) > 1:
             self._swaps.end(ended, now)

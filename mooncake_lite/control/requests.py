@@ -13,6 +13,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, WORK_FACTOR, WORK_S, Grant
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
+from mooncake_lite.control.malformed import wrong_answers
 from mooncake_lite.control.request import Kept, RequestRecord, Try
 from mooncake_lite.control.swaps import Swaps
 from scheduler.placement import other_decode
@@ -201,6 +202,9 @@ class Requests:
         record = self._records.get(recalled.request_id)
         if record is None or record.stage is not Stage.RECALLING or record.attempt != recalled.attempt:
             self.ignored += 1
+            return
+        if problem := wrong_answers(recalled.answers, record.asked.num_tokens, self._block_tokens):
+            self.fail(record, f"its gateway sent a malformed Recalled: {problem}", now)
             return
         self._grants.close(record.present.grant)
         record.present = Try()
