@@ -9,7 +9,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage
-from mooncake_lite.control.request import RequestRecord, Try
+from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
 
 
@@ -49,9 +49,10 @@ class Losses:
         self._dispatcher.note_loss(now)
 
     def _lose_blocks(self, owners: list[str], rank: int, now: float) -> None:
-        """Let requests begin anew whose KV was to be written to a lost rank, or is kept there.
+        """Let requests begin anew whose KV was to be written to a lost rank.
 
-        A rank that only reads there reports by itself whether it could.
+        A rank that only reads there reports by itself whether it could. KV that is kept waits for no slot but
+        the one that it has just left, unless nothing can be served any more.
         """
         for owner in owners:
             if owner not in self._requests:
@@ -59,9 +60,6 @@ class Losses:
             record = self._requests[owner]
             if record.stage is Stage.PREFILLING and any(ref.rank == rank for ref in record.present.written):
                 self._stop(record)
-            elif (kept := record.present.kept) and any(ref.rank == rank for ref in kept.places):
-                self._directory.revoke_owner(kept.owner, now)
-                record.present = Try()
 
     def _assign_savers(self) -> None:
         """Have other store ranks save the blocks that a lost one would have saved."""
