@@ -150,7 +150,7 @@ class Dispatcher:
 
     def _lacking(self) -> str:
         """Say which duties no rank is left for; "" without any. Ranks that are still to join are counted."""
-        roles = [self._members.role_of(rank) for rank in (*self._members.computes, *self._members.stores)]
+        roles = [self._members.roles[rank] for rank in (*self._members.computes, *self._members.stores)]
         left = {duty for role in roles for duty in DUTIES[role]}
         missing = [duty for duty in ("prefill", "decode") if duty not in left]
         if self._handover == "pool" and "store" not in left and not self._directory.has_segments:
@@ -198,7 +198,7 @@ class Dispatcher:
         return decision
 
     def _take(self, record: RequestRecord, request: Request, placement: Placement, now: float) -> None:
-        """Give a request its place."""
+        """Give a request its place. An instance has the number of its first rank, which gets the orders."""
         kept = record.present.kept
         if kept is None:
             self._requests.move(record, Step.PLACE)
@@ -206,7 +206,7 @@ class Dispatcher:
         else:
             self._requests.move(record, Step.RESUME)
             self._state.resume(request, placement, now)
-        record.present = Try(*self._ranks_of(placement), placement.fetch, placement.most_blocks)
+        record.present = Try(placement.prefill, placement.decode, placement.fetch, placement.most_blocks)
         ranks, expected = (placement.prefill, placement.decode), placement.cached_tokens
         self._emit(fx.Decided(record.request_id, record.attempt + 1, *ranks, expected, placement.terms))
         if kept is not None:
@@ -227,11 +227,6 @@ class Dispatcher:
         """Predict for how long a request decodes."""
         answer = self._state.request_of(record.request_id).predicted_tokens
         return answer * self._state.costs.mean_step_s(1.0, record.num_tokens)
-
-    @staticmethod
-    def _ranks_of(placement: Placement) -> tuple[int, int]:
-        """Return the ranks that get the orders. An instance has the number of its first rank."""
-        return placement.prefill, placement.decode
 
     def refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
         """Refuse an accepted request. A request whose client may have received tokens fails instead."""

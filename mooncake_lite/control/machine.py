@@ -213,7 +213,7 @@ class Control:
 
     def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
         """Go on without a rank. Before all ranks were ready, and without rank 0, the cluster cannot."""
-        reason = f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}"
+        reason = f"rank {lost.rank} ({self.members.roles[lost.rank]}) {lost.reason}"
         if not (lost.rank and self.config.survives and self.members.was_ready):
             self._stop(reason, 0.0, True)
             return
@@ -297,7 +297,8 @@ class Control:
         """End what an order was for. Its rank has not received it, so no byte can be written."""
         match event.order:
             case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
-                self.requests.on_undelivered(event.order, event.reason, now)
+                if (record := self.requests.working(event.order)) is not None:
+                    self.requests.lose(record, event.reason, now)
             case fx.GrantSwap():
                 self.requests.swaps.undelivered(event.order, event.reason, now)
             case fx.GrantPuts():

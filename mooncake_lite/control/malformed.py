@@ -8,6 +8,7 @@ such things is refused, or fails. See docs/explain/control.md.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from itertools import compress
 
 from mooncake_lite.control import events as ev
 
@@ -44,20 +45,17 @@ def malformed(event: ev.RankEvent, layers: int, expected: int | None) -> str:
     match event:
         case ev.PutsWanted(keys=keys, digests=digests, before=before, requests=requests):
             return _differ(keys=keys, digests=digests, before=before, requests=requests)
-        case ev.PutsEnded():
-            found = _differ(object_ids=event.object_ids, checksums=event.checksums)
-            return found or _checksums(event.checksums, layers)
-        case ev.ChunkStored():
-            found = _inside(event.first, len(event.checksums), expected)
-            return found or _checksums(event.checksums, layers)
-        case ev.PrefillEnded():
-            return _count("checksums", event.checksums, expected) or _checksums(event.checksums, layers)
-        case ev.BlocksLoaded():
-            found = _differ(ok=event.ok, checksums=event.checksums) or _count("ok", event.ok, expected)
-            return found or _checksums([s for s, ok in zip(event.checksums, event.ok) if ok], layers)
-        case ev.BlocksCopied():
-            found = _count("checksums", event.checksums, expected)
-            return found or _checksums([sums for sums in event.checksums if sums], layers)
+        case ev.PutsEnded(object_ids=ids, checksums=sums):
+            return _differ(object_ids=ids, checksums=sums) or _checksums(sums, layers)
+        case ev.ChunkStored(first=first, checksums=sums):
+            return _inside(first, len(sums), expected) or _checksums(sums, layers)
+        case ev.PrefillEnded(checksums=sums):
+            return _count("checksums", sums, expected) or _checksums(sums, layers)
+        case ev.BlocksLoaded(ok=ok, checksums=sums):
+            found = _differ(ok=ok, checksums=sums) or _count("ok", ok, expected)
+            return found or _checksums([*compress(sums, ok)], layers)
+        case ev.BlocksCopied(checksums=sums):
+            return _count("checksums", sums, expected) or _checksums([*filter(None, sums)], layers)
         case ev.BlocksChecked():
             return _count("good", event.good, expected)
         case ev.TierIndexed() | ev.BranchEvent():

@@ -62,7 +62,7 @@ class Reports:
             self._requests.end_answered(record, now)
         else:
             self._state.end_prefill(record.request_id, now)
-            self._requests.keep_slots(record)
+            self._state.keep_slots(record.request_id, len(record.branches))
             self._decode(record, now)
 
     def _prefilled(
@@ -147,7 +147,7 @@ class Reports:
         if len(record.branches) > 1:
             self._swaps.end(ended, now)
             self._requests.answered(record, ended.branch)
-            self._requests.keep_slots(record)
+            self._state.keep_slots(record.request_id, len(record.branches))
         elif record.stage is Stage.CANCELLED:
             self._requests.finish(record, now)
         else:
@@ -169,7 +169,7 @@ class Reports:
         if record.stage is Stage.DECODING and wanted.branch in record.branches - record.dropped:
             self._swaps.begin(wanted, record.id_alone(wanted.branch), record.asked.class_id, now)
         else:
-            self._swaps.refuse(wanted)
+            self._swaps.grant(wanted, None)
 
     def on_preempted(self, preempted: ev.Preempted | ev.Swapped, now: float) -> None:
         """Hold a branch again, ahead of the others. Without KV that the pool keeps, it is prefilled again."""
@@ -195,6 +195,6 @@ class Reports:
             self._directory.revoke_owner(kept.owner, now)
         record.branches.remove(preempted.branch)
         if record.branches:
-            self._requests.keep_slots(record)
+            self._state.keep_slots(record.request_id, len(record.branches))
         else:
             self._requests.end_answered(record, now)

@@ -225,11 +225,6 @@ class RequestRecord:
         """Return those of several branches that have ended, or go on alone."""
         return set(range(self.asked.n)) - self.branches if self.asked.n > 1 else set()
 
-    @property
-    def client_id(self) -> str:
-        """Return the id under which the client knows this request."""
-        return client_id_of(self.request_id)
-
     def may(self, step: Step) -> bool:
         """Tell whether this step can happen in the current stage."""
         return (self.stage, step) in TRANSITIONS

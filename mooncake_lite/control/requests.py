@@ -14,7 +14,7 @@ from mooncake_lite.control.books import Books
 from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, WORK_FACTOR, WORK_S, Grant
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
 from mooncake_lite.control.malformed import wrong_answers
-from mooncake_lite.control.request import Kept, RequestRecord, Try
+from mooncake_lite.control.request import Kept, RequestRecord, Try, client_id_of
 from mooncake_lite.control.swaps import Swaps
 from scheduler.placement import other_decode
 
@@ -83,7 +83,7 @@ class Requests:
     def add(self, record: RequestRecord) -> None:
         """Add a request, or a branch that goes on alone."""
         self._records[record.request_id] = record
-        self._families.setdefault(record.client_id, []).append(record)
+        self._families.setdefault(client_id_of(record.request_id), []).append(record)
         self.stages[record.stage] += 1
 
     def move(self, record: RequestRecord, step: Step) -> None:
@@ -92,10 +92,6 @@ class Requests:
         record.move(step)
         if record.stage is not Stage.OVER:
             self.stages[record.stage] += 1
-
-    def keep_slots(self, record: RequestRecord) -> None:
-        """Free the decode slots of branches that have ended."""
-        self._state.keep_slots(record.request_id, len(record.branches))
 
     def current(self, event: Any, *steps: Step) -> RequestRecord | None:
         """Return the request that an answer is about. None: wrong attempt, or impossible in its stage."""
@@ -309,12 +305,6 @@ class Requests:
         """Have the rank that works on a request drop it, or one branch."""
         self._emit(fx.CancelOn(record.present.worker, record.request_id, record.attempt, branch))
 
-    def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
-        """Lose a request whose order was not sent, so that it goes on elsewhere."""
-        record = self.working(order)
-        if record is not None:
-            self.lose(record, reason, now)
-
     def answered(self, record: RequestRecord, branch: int) -> None:
         """Note that the rank of a branch has sent its last token."""
         record.branches.discard(branch)
@@ -369,14 +359,15 @@ class Requests:
             self._emit(fx.Fail(record.request_id, reason, code))
         self.end(record, record.cancelled_as if gone else "failed", now, may_still_write=may_still_write)
         if not gone:
-            self.on_cancelled(ev.RequestCancelled(record.client_id), now)
+            self.on_cancelled(ev.RequestCancelled(client_id_of(record.request_id)), now)
 
     def end(self, record: RequestRecord, outcome: str, now: float, *, may_still_write: bool = False) -> None:
         """Remove a request: free its private objects, leases and slots, and emit Forget."""
         del self._records[record.request_id]
-        self._families[record.client_id].remove(record)
-        if not self._families[record.client_id]:
-            del self._families[record.client_id]
+        family = self._families[client_id := client_id_of(record.request_id)]
+        family.remove(record)
+        if not family:
+            del self._families[client_id]
         self.free(record, now, may_still_write)
         self._emit(fx.Forget(record.request_id, outcome))
 

@@ -38,13 +38,10 @@ class Swaps:
             places = self._places(wanted, owner, class_id, now)
         except PoolFull:
             self._directory.revoke_owner(owner, now)
-        self._grant(wanted, places)
+        self.grant(wanted, places)
 
-    def refuse(self, wanted: SwapWanted) -> None:
-        """Have the rank give the KV up."""
-        self._grant(wanted, None)
-
-    def _grant(self, wanted: SwapWanted, places: list[BlockRef | None] | None) -> None:
+    def grant(self, wanted: SwapWanted, places: list[BlockRef | None] | None) -> None:
+        """Answer a rank: where its blocks go, as in GrantSwap; None has it give the KV up."""
         self._emit(GrantSwap(wanted.rank, wanted.request_id, wanted.attempt, wanted.branch, places))
 
     def _places(self, wanted: SwapWanted, owner: str, class_id: int, now: float) -> list[BlockRef | None]:
