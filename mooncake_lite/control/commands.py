@@ -69,8 +69,7 @@ class Commands:
                 self._emit(fx.CompactTier(rank))
             self._end(command.command)
         elif len(self._checks) + len(self._removals) >= MAX_OPEN:
-            problem = f"{MAX_OPEN} other commands are being carried out; try again"
-            self._end(command.command, problem)
+            self._end(command.command, f"{MAX_OPEN} other commands are being carried out; try again")
         elif command.what == "verify":
             self._begin(_Check(command.command, _batches(self._directory.visible_objects())), now)
         elif command.what == "get":
@@ -92,14 +91,13 @@ class Commands:
 
     def _pin(self, command: ev.PoolCommand, now: float) -> None:
         """Change the pins of blocks in DRAM, all or none. A pin lasts until its block leaves DRAM."""
-        found = {key: self._directory.find(key) for key in command.keys}
-        for key, obj in found.items():
-            if obj is None:
+        found = {key: obj for key in command.keys if (obj := self._directory.find(key)) is not None}
+        for key in command.keys:
+            if key not in found:
                 self._end(command.command, _not_in_dram(key))
                 return
         soft_until = now + command.soft_s if command.soft_s > 0 else 0.0
         for key, obj in found.items():
-            assert obj is not None
             self._directory.pin(key, obj.digest, hard=command.hard, soft_until=soft_until)
         self._end(command.command, blocks=len(command.keys))
 

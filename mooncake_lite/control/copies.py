@@ -34,11 +34,11 @@ class Copies:
         """Copy the blocks that this prefill reads from other nodes and that are hot."""
         if not (self._is_on and self._members.spans_nodes):
             return
-        node = self._members.node_of(record.prefill)
+        node = self._members.node_of(record.present.prefill)
         targets = self._members.stores_on(node)
         if not targets or not record.keys:
             return
-        near = [self._members.node_of(ref.rank) == node for ref in record.load]
+        near = [self._members.node_of(ref.rank) == node for ref in record.present.load]
         hot = self._spots.on_read(node, record.keys[: len(near)], near, now)
         if hot:
             digest_of = dict(zip(record.keys, record.digests))
@@ -68,7 +68,8 @@ class Copies:
 
     def on_copied(self, copied: BlocksCopied, now: float) -> None:
         """Make finished copies visible, and free those that failed or differ from their originals."""
-        grant = self._grants.end(copied.rank, copied.number, copied.checksums.count([]))
+        why = f"rank {copied.rank} could not read or write them, or an original is damaged"
+        grant = self._grants.end(copied.rank, copied.number, copied.checksums.count([]), why)
         if grant is None:
             return
         for obj, checksums in zip(grant.about, copied.checksums):

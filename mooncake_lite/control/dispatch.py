@@ -14,8 +14,9 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.copies import Copies
 from mooncake_lite.control.life import Stage, Step
+from mooncake_lite.control.malformed import wrong_request
 from mooncake_lite.control.prefix_loads import PrefixLoads
-from mooncake_lite.control.request import RequestRecord, first_attempt
+from mooncake_lite.control.request import RequestRecord, Try, first_attempt
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from scheduler import Admission, Placement, Rejection, Request, State, Wait
@@ -71,8 +72,8 @@ class Dispatcher:
         if arrived.request_id in self._requests:
             self._requests.ignored += 1
             return
-        if not 0 <= arrived.class_id < len(self._classes):
-            self._emit(fx.Reject(arrived.request_id, f"service class {arrived.class_id} is unknown", 0.0))
+        if problem := wrong_request(arrived, len(self._classes), self._block_tokens):
+            self._emit(fx.Reject(arrived.request_id, problem, 0.0))
             self._emit(fx.Forget(arrived.request_id, "rejected"))
             return
         record = RequestRecord.of(arrived, self._classes[arrived.class_id], now, self._first_attempt)
@@ -149,7 +150,7 @@ class Dispatcher:
 
     def _lacking(self) -> str:
         """Say which duties no rank is left for; "" without any. Ranks that are still to join are counted."""
-        roles = [self._members.role_of(rank) for rank in (*self._members.computes, *self._members.stores)]
+        roles = [self._members.roles[rank] for rank in (*self._members.computes, *self._members.stores)]
         left = {duty for role in roles for duty in DUTIES[role]}
         missing = [duty for duty in ("prefill", "decode") if duty not in left]
         if self._handover == "pool" and "store" not in left and not self._directory.has_segments:
@@ -197,43 +198,35 @@ class Dispatcher:
         return decision
 
     def _take(self, record: RequestRecord, request: Request, placement: Placement, now: float) -> None:
-        """Give a request its place."""
-        if record.kept is None:
+        """Give a request its place. An instance has the number of its first rank, which gets the orders."""
+        kept = record.present.kept
+        if kept is None:
             self._requests.move(record, Step.PLACE)
             self._state.place(request, placement, now, front=record.resumed)
         else:
             self._requests.move(record, Step.RESUME)
             self._state.resume(request, placement, now)
-        record.prefill, record.decode = self._ranks_of(placement)
-        record.fetch, record.most_blocks = placement.fetch, placement.most_blocks
-        self._emit(
-            fx.Decided(
-                record.request_id, record.attempt + 1, placement.prefill, placement.decode,
-                placement.cached_tokens, placement.terms,
-            )
-        )  # fmt: skip
-        if record.kept is not None:
-            record.load, record.tail, record.kept = record.kept.blocks, record.kept.tail, None
+        record.present = Try(placement.prefill, placement.decode, placement.fetch, placement.most_blocks)
+        ranks, expected = (placement.prefill, placement.decode), placement.cached_tokens
+        self._emit(fx.Decided(record.request_id, record.attempt + 1, *ranks, expected, placement.terms))
+        if kept is not None:
+            record.present.load, record.present.tail = kept.blocks, kept.tail
             record.attempt += 1
             self.start_decode(record, now)
 
     def start_decode(self, record: RequestRecord, now: float) -> None:
         """Order a decode rank to load the KV of a request, and to continue from it."""
-        self._requests.work(record, record.decode, self._decode_s(record), now)
-        blocks, branches = self.room.to_read(record.load + record.store, now), sorted(record.branches)
-        tail = self.room.to_read([record.tail], now)[0] if record.tail is not None else None
-        order = fx.StartDecode(record.decode, record.request_id, record.attempt, blocks, tail, branches)
+        present = record.present
+        self._requests.work(record, present.decode, self._decode_s(record), now)
+        blocks, branches = self.room.to_read(present.load + present.store, now), sorted(record.branches)
+        tail = self.room.to_read([present.tail], now)[0] if present.tail is not None else None
+        order = fx.StartDecode(present.decode, record.request_id, record.attempt, blocks, tail, branches)
         self._emit(order)
 
     def _decode_s(self, record: RequestRecord) -> float:
         """Predict for how long a request decodes."""
         answer = self._state.request_of(record.request_id).predicted_tokens
         return answer * self._state.costs.mean_step_s(1.0, record.num_tokens)
-
-    @staticmethod
-    def _ranks_of(placement: Placement) -> tuple[int, int]:
-        """Return the ranks that get the orders. An instance has the number of its first rank."""
-        return placement.prefill, placement.decode
 
     def refuse(self, record: RequestRecord, reason: str, retry_after_s: float, now: float) -> None:
         """Refuse an accepted request. A request whose client may have received tokens fails instead."""
@@ -246,15 +239,13 @@ class Dispatcher:
 
     def _start(self, record: RequestRecord, now: float) -> None:
         """Start a request, defer it until there is space, or refuse it if it could never fit."""
-        record.reset()
-        record.started_s = now
+        record.present = record.present.again(started_s=now)
         self._state.start(record.request_id, now)
         try:
             moves = self.room.reserve(record, now)
         except PoolFull as error:
             self._directory.revoke_owner(record.request_id, now)
-            self.room.note_shortage(record, error)
-            record.reset()
+            record.present = record.present.again(shortage=self.room.shortage(record, error))
             if reason := self.room.never_fits(record, error, now):
                 self.refuse(record, reason, PINNED_RETRY_S, now)
                 return
@@ -274,7 +265,7 @@ class Dispatcher:
             self._requests.finish(record, now)
         elif record.request_id not in self._state:
             self._requests.lose(record, "the rank that would compute it is lost", now)
-        elif record.bad_blocks or not self._requests.is_sound(record):  # misses now: look the prefix up again
+        elif record.present.bad_blocks or not self._requests.is_sound(record):  # look the prefix up again
             self._requests.move(record, Step.RESTART)
             self._directory.revoke_owner(record.request_id, now)
             self._state.defer(record.request_id, now)
@@ -283,19 +274,20 @@ class Dispatcher:
             self._prefill(record, now)
 
     def _prefill(self, record: RequestRecord, now: float) -> None:
+        present = record.present
         self._requests.move(record, Step.PREFILL)
         record.attempt += 1
-        record.ordered_s = now
+        present.ordered_s = now
         terms = self._state.placement_of(record.request_id).terms
         decode_s = self._decode_s(record) if self._handover == "none" else 0.0
-        self._requests.work(record, record.prefill, terms.transfer_s + terms.prefill_s + decode_s, now)
+        self._requests.work(record, present.prefill, terms.transfer_s + terms.prefill_s + decode_s, now)
         self._emit(self._first_order(record, now))
         self.prefetch(record, now)
-        if record.worker == record.decode:
+        if present.worker == present.decode:
             for branch in sorted(record.dropped | record.ended):
-                self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, branch))
+                self._requests.cancel_on(record, branch)
         self._state.flows.begin(record.request_id, self._sources(record))
-        if record.fetch:
+        if present.fetch:
             self.copies.on_prefill(record, now)
 
     def prefetch(self, record: RequestRecord, now: float) -> None:
@@ -306,38 +298,41 @@ class Dispatcher:
         """
         has_place = record.request_id in self._state  # it may have lost its decode rank
         blocks = self.room.written(record, now) if self._prefetches and has_place and record.keys else []
-        missing = len(record.load) + len(record.store) - record.hinted
-        if len(blocks) - record.hinted >= max(1, missing / 8):
-            record.hinted = len(blocks)
+        present = record.present
+        hinted = present.hinted.get(present.decode, 0)
+        missing = len(present.load) + len(present.store) - hinted
+        if len(blocks) - hinted >= max(1, missing / 8):
+            present.hinted[present.decode] = len(blocks)
             num_tokens = len(blocks) * self._block_tokens
-            self._emit(fx.Prefetch(record.decode, record.request_id, record.attempt, blocks, num_tokens))
+            self._emit(fx.Prefetch(present.decode, record.request_id, record.attempt, blocks, num_tokens))
 
     def _sources(self, record: RequestRecord) -> list[int]:
         """List the other nodes that a prefill reads from."""
         node_of = self._members.node_of
-        own = node_of(record.prefill)
-        return sorted({node_of(ref.rank) for ref in record.load} - {own})
+        own = node_of(record.present.prefill)
+        return sorted({node_of(ref.rank) for ref in record.present.load} - {own})
 
     def _reads(self, record: RequestRecord) -> bool:
         """Tell whether the prefix is read, and not computed although the pool has it."""
-        node_of = self._members.node_of
-        own = node_of(record.prefill)
-        near = sum(ref.nbytes for ref in record.load if node_of(ref.rank) == own)
-        far = sum(ref.nbytes for ref in record.load) - near
-        cached = sum(record.cached.values())
-        return self._load_or_compute.loads(record.prefill, record.num_tokens, cached, near, far)
+        node_of, present = self._members.node_of, record.present
+        own = node_of(present.prefill)
+        near = sum(ref.nbytes for ref in present.load if node_of(ref.rank) == own)
+        far = sum(ref.nbytes for ref in present.load) - near
+        cached = sum(present.cached.values())
+        return self._load_or_compute.loads(present.prefill, record.num_tokens, cached, near, far)
 
     def _first_order(self, record: RequestRecord, now: float) -> fx.StartPrefill | fx.StartServe:
         """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""
-        load, queued_s = self.room.to_read(record.load, now), now - record.since_s
-        reads = not record.load or bool(record.promoted) or self._reads(record)
-        record.to_load = len(load) if reads else 0
+        present = record.present
+        load, queued_s = self.room.to_read(present.load, now), now - record.since_s
+        reads = not load or bool(present.promoted) or self._reads(record)
+        present.to_load = len(load) if reads else 0
         if self._handover == "none":
             return fx.StartServe(
-                record.prefill, record.request_id, record.attempt, load, record.cached, queued_s,
-                record.promoted, reads,
+                present.prefill, record.request_id, record.attempt, load, present.cached, queued_s,
+                present.promoted, reads,
             )  # fmt: skip
         return fx.StartPrefill(
-            record.prefill, record.request_id, record.attempt, load, record.store, record.tail,
-            record.cached, queued_s, record.promoted, reads,
+            present.prefill, record.request_id, record.attempt, load, present.store, present.tail,
+            present.cached, queued_s, present.promoted, reads,
         )  # fmt: skip

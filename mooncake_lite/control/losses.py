@@ -11,7 +11,6 @@ from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage
 from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
-from scheduler.placement import other_decode
 
 
 class Losses:
@@ -25,7 +24,6 @@ class Losses:
         self._grants, self._emit, self._saves = books.grants, books.emit, books.config.saves
         self._requests, self._dispatcher = requests, dispatcher
         self._stopped: set[str] = set()
-        self._shares_kv = books.config.handover == "pool"
 
     def apply(self, rank: int, reason: str, ended: bool, now: float) -> None:
         """Remove a rank. ended: its process was seen to end, so that it writes nothing more.
@@ -51,19 +49,17 @@ class Losses:
         self._dispatcher.note_loss(now)
 
     def _lose_blocks(self, owners: list[str], rank: int, now: float) -> None:
-        """Let requests begin anew whose KV was to be written to a lost rank, or is kept there.
+        """Let requests begin anew whose KV was to be written to a lost rank.
 
-        A rank that only reads there reports by itself whether it could.
+        A rank that only reads there reports by itself whether it could. KV that is kept waits for no slot but
+        the one that it has just left, unless nothing can be served any more.
         """
         for owner in owners:
             if owner not in self._requests:
                 continue
             record = self._requests[owner]
-            if record.stage is Stage.PREFILLING and any(ref.rank == rank for ref in record.written):
+            if record.stage is Stage.PREFILLING and any(ref.rank == rank for ref in record.present.written):
                 self._stop(record)
-            elif record.kept is not None and any(ref.rank == rank for ref in record.kept.places):
-                self._directory.revoke_owner(record.kept.owner, now)
-                record.kept = None
 
     def _assign_savers(self) -> None:
         """Have other store ranks save the blocks that a lost one would have saved."""
@@ -76,24 +72,13 @@ class Losses:
         """Take a request off a lost instance. Work on another rank for it ends first, unless it can go on."""
         if record.stage is Stage.QUEUED:
             self._requests.lose(record, f"rank {rank} is lost", now)
-        elif record.stage is not Stage.PREFILLING or not self._decodes_elsewhere(record):
+        elif record.stage is not Stage.PREFILLING or not self._requests.decodes_elsewhere(record, must=True):
             self._state.forget(record.request_id, now)
             if record.stage is Stage.PREFILLING:
                 self._stop(record)
-
-    def _decodes_elsewhere(self, record: RequestRecord) -> bool:
-        """Give a request that another rank prefills a slot of another decode rank, if one is free."""
-        found = other_decode(self._state, record.request_id, must=True) if self._shares_kv else None
-        if found is None:
-            return False
-        record.decode, tbt_s = found
-        record.hinted = 0
-        self._state.move(record.request_id, record.decode)
-        self._emit(fx.Moved(record.request_id, record.attempt, record.decode, tbt_s))
-        return True
 
     def _stop(self, record: RequestRecord) -> None:
         """Tell a rank once to drop a prefill that has become useless. Its report starts the request anew."""
         if record.request_id not in self._stopped:
             self._stopped.add(record.request_id)
-            self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
+            self._requests.cancel_on(record)

@@ -97,11 +97,11 @@ class Control:
             ev.OpenListed: self._on_open_listed,
             ev.PutsWanted: self._puts.on_wanted,
             ev.PutsEnded: self._puts.on_ended,
-            ev.PagesChanged: self._on_pages_changed,
+            ev.PagesChanged: lambda told, now: self.state.note_pages(told.rank, told.stored, told.removed),
             ev.BlocksBad: lambda bad, now: self.directory.bad(bad.object_ids),
             ev.BlocksLoaded: self.dispatcher.loads.on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
-            ev.TierEvicted: self._pool.on_evicted,
+            ev.TierEvicted: lambda gone, now: self.directory.tier_evicted(gone.rank, gone.keys),
             ev.BlocksRemoved: self._on_blocks_removed,
             ev.BlocksCopied: self.dispatcher.copies.on_copied,
             ev.BlocksChecked: self._commands.on_checked,
@@ -175,9 +175,11 @@ class Control:
         if isinstance(event, ev.BlocksLoaded | ev.BlocksCopied | ev.BlocksChecked):
             grant = self._grants.get(event.rank, event.number)
             expected = None if grant is None else grant.blocks
+        elif isinstance(event, ev.BranchEvent):
+            expected = event.num_tokens // self.config.block_layout.block_tokens
         elif isinstance(event, ev.ChunkStored | ev.PrefillEnded):
             record = self.requests.working(event)
-            expected = None if record is None else len(record.store)
+            expected = None if record is None else len(record.present.store)
         problem = malformed(event, self.config.block_layout.layers, expected)
         if isinstance(event, ev.PutsEnded) and not self._puts.granted(event):
             problem = problem or "it names objects that were not granted"
@@ -215,7 +217,7 @@ class Control:
 
     def _on_rank_lost(self, lost: ev.RankLost, now: float) -> None:
         """Go on without a rank. Before all ranks were ready, and without rank 0, the cluster cannot."""
-        reason = f"rank {lost.rank} ({self.members.role_of(lost.rank)}) {lost.reason}"
+        reason = f"rank {lost.rank} ({self.members.roles[lost.rank]}) {lost.reason}"
         if not (lost.rank and self.config.survives and self.members.was_ready):
             self._stop(reason, 0.0, True)
             return
@@ -278,16 +280,11 @@ class Control:
 
     # ------------------------------------------------------------------------------ everything else
 
-    def _on_pages_changed(self, report: ev.PagesChanged, now: float) -> None:
-        """Note what an instance holds in its pages. Policies use it; the instance looks for itself."""
-        self.state.note_pages(report.rank, report.stored, report.removed)
-
     def _on_open_listed(self, listed: ev.OpenListed, now: float) -> None:
         """Lose the work that a rank does not have, and cancel again what it should have dropped."""
         for grant in self._grants.on_listed(listed, now):
-            record = grant.about
-            if record.stage is Stage.CANCELLED:
-                self._out.append(fx.CancelOn(listed.rank, record.request_id, record.attempt))
+            if grant.about.stage is Stage.CANCELLED:
+                self.requests.cancel_on(grant.about)
 
     def _on_command(self, command: ev.PoolCommand, now: float) -> None:
         """Carry out a pool command, once the pool is known."""
@@ -297,14 +294,15 @@ class Control:
             self._out.append(fx.AnswerCommand(command.command, True, self.dispatcher.learning))
 
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
-        self._pool.on_removed(removed)
+        self.directory.tier_removed(removed.rank, removed.keys)
         self._commands.on_removed(removed)
 
     def _on_undelivered(self, event: ev.Undelivered, now: float) -> None:
         """End what an order was for. Its rank has not received it, so no byte can be written."""
         match event.order:
             case fx.StartPrefill() | fx.StartDecode() | fx.StartServe():
-                self.requests.on_undelivered(event.order, event.reason, now)
+                if (record := self.requests.working(event.order)) is not None:
+                    self.requests.lose(record, event.reason, now)
             case fx.GrantSwap():
                 self.requests.swaps.undelivered(event.order, event.reason, now)
             case fx.GrantPuts():

@@ -28,22 +28,21 @@ class Measurements:
         if self.state.prefills[ended.rank].running.keys() <= {record.request_id}:
             store_s = ended.store_s if isinstance(ended, PrefillEnded) else 0.0
             reported_s = ended.load_s + ended.compute_s + store_s
-            self._costs.measured_messages(now - record.ordered_s - reported_s)
+            self._costs.measured_messages(now - record.present.ordered_s - reported_s)
         self._costs.measured_prefill(ended.rank, *size, ended.compute_s)
-        self._fetched(ended, record.load)
-        for rank, seconds, nbytes, _ in record.promoted:
+        self._fetched(ended, record.present.load)
+        for rank, seconds, nbytes, _ in record.present.promoted:
             self._costs.measured_load(rank, "ssd", nbytes, seconds)
 
     def slot(self, record: RequestRecord, computed: PrefillEnded | PromptComputed, now: float) -> None:
         """Add how long a prompt has had its slot, if it still has it and no other prompt runs there."""
         if self.state.prefills[computed.rank].running.keys() == {record.request_id}:
             size = record.num_tokens, record.num_tokens - computed.computed_tokens
-            self._costs.measured_slot(*size, computed.compute_s, now - record.started_s)
+            self._costs.measured_slot(*size, computed.compute_s, now - record.present.started_s)
 
     def loaded(self, record: RequestRecord, loaded: DecodeLoaded) -> None:
         """Add the time that a rank took to read the KV that it decodes on."""
-        tail = [record.tail] if record.tail is not None else []
-        self._fetched(loaded, [*record.load, *record.store, *tail])
+        self._fetched(loaded, record.present.places)
 
     def _fetched(self, event: PrefillEnded | PromptComputed | DecodeLoaded, refs: list[BlockRef]) -> None:
         """Add the time of a read of the last `loaded_blocks` of these blocks."""
@@ -60,5 +59,5 @@ class Measurements:
             ended.rank, ended.steps, ended.sequences, ended.context_tokens, ended.steps_s
         )
         if ended.answer_tokens:
-            self._costs.lengths.answered(record.class_id, record.prompt_tokens, ended.answer_tokens)
+            self._costs.lengths.answered(record.asked.class_id, record.asked.num_tokens, ended.answer_tokens)
             self.state.decode_load.answered(ended.answer_tokens)

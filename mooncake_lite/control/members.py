@@ -96,10 +96,6 @@ class Members:
         """Return the node number of a rank."""
         return self._nodes[rank]
 
-    def role_of(self, rank: int) -> str:
-        """Return the role of a rank."""
-        return self.roles[rank]
-
     def keeper_of(self, rank: int) -> int:
         """Return the store rank that saves, loads and checks the blocks in this rank's segment."""
         return self._keepers[rank]

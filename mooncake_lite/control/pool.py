@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import HoldBlocks, SaveBlocks
-from mooncake_lite.control.events import BlocksRemoved, BlocksSaved, TierEvicted
+from mooncake_lite.control.events import BlocksSaved
 from mooncake_lite.control.grants import Grant
 from store.ledger import Event, visible_copies
 from store.objects import BlockStored, HeldBlock, Tier
@@ -117,11 +117,3 @@ class Pool:
     def _save_lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
         self.unsaved(grant.rank, sorted(grant.about))
         self._grants.tried.reasons["ssd_saves"] = reason
-
-    def on_evicted(self, evicted: TierEvicted, now: float) -> None:
-        """Forget blocks that a tier has evicted."""
-        self._directory.tier_evicted(evicted.rank, evicted.keys)
-
-    def on_removed(self, removed: BlocksRemoved) -> None:
-        """Forget blocks that a tier has deleted, including those saved in the meantime."""
-        self._directory.tier_removed(removed.rank, removed.keys)

@@ -30,11 +30,11 @@ class PrefixLoads:
         """Order the blocks of a prefix from SSD, one order per tier and target segment."""
         for (rank, _), indices in moves.items():
             grant = self._grants.open(rank, None, self._lost, now, blocks=len(indices), kind="ssd_loads")
-            refs = [record.load[index] for index in indices]
+            refs = [record.present.load[index] for index in indices]
             keys = [record.keys[index] for index in indices]
             digests = [record.digests[index] for index in indices]
             order = LoadBlocks(rank, grant.number, keys, digests, refs)
-            record.loads.add(grant.number)
+            record.present.loads.add(grant.number)
             grant.about = record, order
             self._emit(order)
 
@@ -45,13 +45,13 @@ class PrefixLoads:
         if grant is None:
             return
         record, order = grant.about
-        record.loads.discard(loaded.number)
+        record.present.loads.discard(loaded.number)
         rank = loaded.rank
         for key, ref, ok, sums in zip(order.keys, order.refs, loaded.ok, loaded.checksums, strict=True):
             if ok and self._directory.has(ref.object_id):
                 self._directory.put_end(ref.object_id, sums, now)
                 continue
-            record.bad_blocks += 1
+            record.present.bad_blocks += 1
             if ok:
                 continue  # its segment is lost
             self._revoke(ref, rank, bool(loaded.problem) and loaded.may_still_write, now)
@@ -60,18 +60,18 @@ class PrefixLoads:
             else:
                 self._directory.drop_tier_block(rank, [key])
         nbytes = sum(ref.nbytes for ref, ok in zip(order.refs, loaded.ok) if ok)
-        record.promoted.append((rank, loaded.seconds, nbytes, len(order.refs)))
-        if not record.loads:
+        record.present.promoted.append((rank, loaded.seconds, nbytes, len(order.refs)))
+        if not record.present.loads:
             self._on_ended(record, now)
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
         record, order = grant.about
-        record.loads.discard(grant.number)
+        record.present.loads.discard(grant.number)
         record.avoids_ssd = order.rank not in self._members.lost
-        record.bad_blocks += len(order.refs)
+        record.present.bad_blocks += len(order.refs)
         for ref in order.refs:
             self._revoke(ref, order.rank, may_still_write, now)
-        if not record.loads:
+        if not record.present.loads:
             self._on_ended(record, now)
 
     def _revoke(self, ref: BlockRef, rank: int, may_still_write: bool, now: float) -> None:

@@ -65,7 +65,8 @@ class Puts:
     def on_ended(self, ended: PutsEnded, now: float) -> None:
         """Publish the blocks that a rank has written, and free the places of the others."""
         number = self._granted.get((ended.rank, ended.number), 0)
-        grant = self._grants.end(ended.rank, number, len(ended.failed))
+        why = f"rank {ended.rank} could not write them"
+        grant = self._grants.end(ended.rank, number, len(ended.failed), why)
         if grant is None:
             self._requests.ignored += 1
             return

@@ -12,9 +12,8 @@ from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.life import Stage, Step
 from mooncake_lite.control.measured import Measurements
 from mooncake_lite.control.pool import Pool
-from mooncake_lite.control.request import Kept, RequestRecord
+from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.control.requests import Requests
-from scheduler.placement import other_decode
 
 
 class Reports:
@@ -32,7 +31,7 @@ class Reports:
         record = self._requests.current(stored, Step.PREFILLED, Step.DROP)
         if record is None:
             return
-        refs = record.store[stored.first : stored.first + len(stored.checksums)]
+        refs = record.present.store[stored.first : stored.first + len(stored.checksums)]
         self._pool.publish([ref.object_id for ref in refs], stored.checksums, now)
         if record.stage is Stage.PREFILLING:
             self._dispatcher.prefetch(record, now)
@@ -43,9 +42,10 @@ class Reports:
         if record is None:
             return
         self._prefilled(record, ended, now)
-        self._pool.publish([ref.object_id for ref in record.store], ended.checksums, now)
-        if record.tail is not None:
-            self._directory.note_sums(record.tail.object_id, ended.tail_checksums)
+        store, tail = record.present.store, record.present.tail
+        self._pool.publish([ref.object_id for ref in store], ended.checksums, now)
+        if tail is not None:
+            self._directory.note_sums(tail.object_id, ended.tail_checksums)
         if record.stage is Stage.CANCELLED:
             self._requests.finish(record, now)
             return
@@ -62,7 +62,7 @@ class Reports:
             self._requests.end_answered(record, now)
         else:
             self._state.end_prefill(record.request_id, now)
-            self._requests.keep_slots(record)
+            self._state.keep_slots(record.request_id, len(record.branches))
             self._decode(record, now)
 
     def _prefilled(
@@ -72,14 +72,15 @@ class Reports:
         self._measured.prefilled(record, ended, now)
         self._tried.count("prefills", 1, 0)
         all_computed = ended.computed_tokens >= record.num_tokens
-        self._tried.count("prefix_loads", record.to_load, record.to_load * all_computed)
+        to_load, why = record.present.to_load, f"rank {ended.rank} has computed all of a prompt instead"
+        self._tried.count("prefix_loads", to_load, to_load * all_computed, why)
 
     def _decode(self, record: RequestRecord, now: float) -> None:
         """Start the decode of a request, on a better rank if there is one, or refuse it (`withholds`).
 
         A request whose client has tokens already is never refused.
         """
-        self._move(record)
+        self._requests.decodes_elsewhere(record)
         request = self._state.request_of(record.request_id)
         refused = None if record.resumed else self._admission.on_decode(self._state, request, now)
         if refused is not None:
@@ -88,14 +89,6 @@ class Reports:
         self._release(record)
         self._requests.move(record, Step.PREFILLED)
         self._dispatcher.start_decode(record, now)
-
-    def _move(self, record: RequestRecord) -> None:
-        """Choose the decode rank again where that is free: KV in the pool can be read by every rank."""
-        better = other_decode(self._state, record.request_id) if self._handover == "pool" else None
-        if better is not None:
-            record.decode, tbt_s = better
-            self._state.move(record.request_id, record.decode)
-            self._emit(fx.Moved(record.request_id, record.attempt, record.decode, tbt_s))
 
     def _release(self, record: RequestRecord) -> None:
         if self._admission.withholds and not record.resumed:
@@ -148,12 +141,13 @@ class Reports:
             self._requests.ignored += 1
             return
         self._measured.decoded(record, ended)
-        self._tried.count("decodes", 1, 0)
+        is_dropped = record.stage is Stage.CANCELLED or ended.branch in record.dropped
+        self._tried.count("decodes", ended.answer_tokens > 0 or not is_dropped, 0)
         record.resumed = record.resumed or ended.answer_tokens > 0
         if len(record.branches) > 1:
             self._swaps.end(ended, now)
             self._requests.answered(record, ended.branch)
-            self._requests.keep_slots(record)
+            self._state.keep_slots(record.request_id, len(record.branches))
         elif record.stage is Stage.CANCELLED:
             self._requests.finish(record, now)
         else:
@@ -163,7 +157,7 @@ class Reports:
     @staticmethod
     def _may_end(record: RequestRecord, branch: int) -> bool:
         """Tell whether a branch of a request can have ended: a rank decodes it, and it has not ended yet."""
-        if record.worker != record.decode or branch not in record.branches:
+        if record.present.worker != record.present.decode or branch not in record.branches:
             return False
         return len(record.branches) > 1 or record.may(Step.ANSWERED) or record.may(Step.DROP)
 
@@ -173,9 +167,9 @@ class Reports:
         if record is None:
             return
         if record.stage is Stage.DECODING and wanted.branch in record.branches - record.dropped:
-            self._swaps.begin(wanted, record.id_alone(wanted.branch), record.class_id, now)
+            self._swaps.begin(wanted, record.id_alone(wanted.branch), record.asked.class_id, now)
         else:
-            self._swaps.refuse(wanted)
+            self._swaps.grant(wanted, None)
 
     def on_preempted(self, preempted: ev.Preempted | ev.Swapped, now: float) -> None:
         """Hold a branch again, ahead of the others. Without KV that the pool keeps, it is prefilled again."""
@@ -186,12 +180,14 @@ class Reports:
         record.resumed = True  # it ran, so its client has a token
         kept = self._swaps.end(preempted, now)
         is_wanted = record.stage is not Stage.CANCELLED and preempted.branch not in record.dropped
-        if record.n == 1 and is_wanted:
-            self._wait_again(record, preempted, kept, now)
+        if record.asked.n == 1 and is_wanted:
+            self._requests.move(record, Step.PREEMPT)
+            self._requests.free(record, now, kept=kept)
+            record.go_on_from(preempted, now)
+            self._requests.wait_again(record, now)
             return
         if is_wanted:
-            alone = record.branched(preempted, now)
-            alone.kept = kept
+            alone = record.branched(preempted, now, kept)
             self._requests.add(alone)
             self._emit(fx.Branched(record.request_id, preempted.branch, alone.request_id))
             self._requests.wait_again(alone, now)
@@ -199,15 +195,6 @@ class Reports:
             self._directory.revoke_owner(kept.owner, now)
         record.branches.remove(preempted.branch)
         if record.branches:
-            self._requests.keep_slots(record)
+            self._state.keep_slots(record.request_id, len(record.branches))
         else:
             self._requests.end_answered(record, now)
-
-    def _wait_again(
-        self, record: RequestRecord, preempted: ev.Preempted | ev.Swapped, kept: Kept | None, now: float
-    ) -> None:
-        self._requests.move(record, Step.PREEMPT)
-        self._requests.free(record, now, keeps_kv=kept is not None)
-        record.kept = kept
-        record.go_on_from(preempted, now)
-        self._requests.wait_again(record, now)

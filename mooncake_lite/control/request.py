@@ -1,10 +1,13 @@
-"""The record of one open request: plain data and its stage, no decisions."""
+"""The record of one open request: what was asked, the present try, and its stage. No decisions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.events import AnswerSoFar, Preempted, RequestArrived, Swapped
@@ -64,146 +67,53 @@ class Shortage(NamedTuple):
     next_key: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class RequestRecord:
-    """A request between RequestArrived and Forget.
+class Try(Struct, eq=False):
+    """What a request does, or waits for: from its place to the loss of it, or from an end to the next place.
 
-        num_tokens      tokens to prefill: the prompt, and, after a preemption, the answer so far
-        prompt_tokens   of these, tokens of the prompt
-        keys, digests   of the full blocks of these tokens; empty when nothing may be reused
-        attempt         number of starts; answers to an earlier one change nothing
-        n               answers to the one prompt
-        branches        those that have not ended; dropped: those of them that the client does not want
-        received        those of them of which the gateway has the last token already
-        unheard         branches whose rank has sent the last token, and the gateway has not said so
-        cancelled_as    its outcome once it is cancelled: "finished" when a stop string has ended its answers
-        resumed         part of its answer has been sent, so it can fail but no longer be refused
-        since_s         when it arrived, or was preempted
-        started_s       when it took its prefill slot; ordered_s: when its prefill was ordered, after loads
-        class_id        service class; tenant: that sent it
-        slo_ttft_s, slo_tbt_s   limits that the client or the class asks for; inf: none
+    It is replaced, never emptied by hand: what a loss, a preemption or the next start does not pass on is
+    gone with it. The default is a request that waits for a place and has nothing.
+
         prefill, decode ranks, -1 before it is placed
         fetch           its prefix may come from other nodes and from SSD
         most_blocks     of its prefix to be loaded; None: all that there are
-        worker          the rank that works on it, -1 when none does
+        kept            where its KV is after it was swapped out, until it is resumed
+        worker          the rank that works on it, or has sent its last token; -1: none
+        grant           of the grant that it waits for: a rank's work, an answer of its gateway, a pause
+        started_s       when it took its prefill slot; ordered_s: when its prefill was ordered, after loads
         load            blocks of the reused prefix, in order; to_load: how many of these its rank reads
         store           blocks that prefill writes; load + store are all full blocks
         tail            place of the partial block at the end
-        hinted          blocks of load + store that its decode rank can load already, as it was told
-        kept            where its KV is after it was swapped out, until it is resumed
+        cached          tokens that it reuses: {"dram": tokens, "ssd": tokens}
+        hinted          decode rank -> blocks of load + store that it can load already, as it was told
         loads           numbers of the LoadBlocks that the request waits for
         promoted        (rank, seconds, bytes, blocks) of each LoadBlocks that has ended
         bad_blocks      number of blocks that did not come from SSD
-        avoids_ssd      computes what is on SSD alone: a disk did not answer
-        tries           number of tries that have failed; pause_s: before the next one
-        losses          of its workers since its client has got a token, see requests.MOST_LOSSES
-        lost_by         why the last of them was lost
-        grant           of the grant that it waits for: a rank's work, an answer of its gateway, a pause
-        gateway         that has the client's connection
-        shortage        what it lacked when it last did not fit
-
-    Owner of all its pool objects and leases in the directory: request_id.
+        shortage        what it lacked when it did not fit into the pool
     """
 
-    request_id: str
-    num_tokens: int
-    max_tokens: int
-    keys: list[int]
-    digests: list[int]
-    class_id: int
-    wait_limit_s: float
-    since_s: float
-    n: int
-    branches: set[int]
-    tenant: str
-    slo_ttft_s: float
-    slo_tbt_s: float
-    stage: Stage = Stage.HELD
-    attempt: int = 0
-    resumed: bool = False
-    dropped: set[int] = field(default_factory=set)
-    received: set[int] = field(default_factory=set)
-    unheard: set[int] = field(default_factory=set)
-    cancelled_as: str = "cancelled"
     prefill: int = -1
+    decode: int = -1
     fetch: bool = True
     most_blocks: int | None = None
-    decode: int = -1
-    worker: int = -1
-    load: list[BlockRef] = field(default_factory=list)
-    to_load: int = 0
-    store: list[BlockRef] = field(default_factory=list)
-    tail: BlockRef | None = None
-    hinted: int = 0
     kept: Kept | None = None
-    cached: dict[str, int] = field(default_factory=dict)
-    loads: set[int] = field(default_factory=set)
-    promoted: list[tuple[int, float, int, int]] = field(default_factory=list)
-    bad_blocks: int = 0
-    avoids_ssd: bool = False
-    tries: int = 0
-    pause_s: float = 0.0
-    losses: int = 0
-    lost_by: str = ""
-    gateway: str = ""
+    worker: int = -1
     grant: int = 0
-    prompt_tokens: int = 0
     started_s: float = 0.0
     ordered_s: float = 0.0
-    shortage: Shortage = field(default_factory=Shortage)
+    load: list[BlockRef] = []
+    to_load: int = 0
+    store: list[BlockRef] = []
+    tail: BlockRef | None = None
+    cached: dict[str, int] = {}
+    hinted: dict[int, int] = {}
+    loads: set[int] = set()
+    promoted: list[tuple[int, float, int, int]] = []
+    bad_blocks: int = 0
+    shortage: Shortage = Shortage()
 
-    @classmethod
-    def of(cls, event: RequestArrived, service: ServiceClass, now: float, attempt: int = 0) -> RequestRecord:
-        """Make the record of a request that has just arrived. service: its class; attempt: before its
-        first one."""
-        return cls(
-            event.request_id, event.num_tokens, event.max_tokens, event.keys, event.digests, event.class_id,
-            event.wait_limit_s, now - event.waited_s, event.n, set(range(event.n)), event.tenant,
-            event.slo_ttft_s if event.slo_ttft_s < inf else service.slo_ttft_s,
-            event.slo_tbt_s if event.slo_tbt_s < inf else service.slo_tbt_s,
-            prompt_tokens=event.num_tokens, gateway=event.gateway, attempt=attempt,
-        )  # fmt: skip
-
-    def id_alone(self, branch: int) -> str:
-        """Return the id under which a branch goes on once it has lost its pages."""
-        return self.request_id if self.n == 1 else f"{self.request_id}{BRANCH_MARK}{branch}"
-
-    def branched(self, event: Preempted | Swapped | AnswerSoFar, now: float) -> RequestRecord:
-        """Make the record of a branch that goes on alone. Its attempts count on, so that no token is taken
-        for one of an earlier attempt."""
-        alone = RequestRecord(
-            self.id_alone(event.branch), 0, self.max_tokens, [], [], self.class_id, self.wait_limit_s, now, 1,
-            {event.branch}, self.tenant, self.slo_ttft_s, self.slo_tbt_s, attempt=self.attempt, resumed=True,
-            prompt_tokens=self.prompt_tokens, gateway=self.gateway,
-        )  # fmt: skip
-        alone.go_on_from(event, now)
-        return alone
-
-    def go_on_from(self, event: Preempted | Swapped | AnswerSoFar, now: float) -> None:
-        """Take over the tokens that are to be prefilled: the prompt, and the answer so far."""
-        before = self.prompt_tokens if isinstance(event, AnswerSoFar) else 0
-        self.since_s = now if event.num_tokens else self.since_s
-        num_tokens = before + event.num_tokens
-        self.losses = self.losses if num_tokens <= self.num_tokens else 0
-        self.num_tokens = num_tokens
-        self.keys, self.digests = event.keys, event.digests
-
-    @property
-    def ended(self) -> set[int]:
-        """Return those of several branches that have ended, or go on alone."""
-        return set(range(self.n)) - self.branches if self.n > 1 else set()
-
-    @property
-    def client_id(self) -> str:
-        """Return the id under which the client knows this request."""
-        return client_id_of(self.request_id)
-
-    def reset(self) -> None:
-        """Forget everything allocated, leased or under way."""
-        self.worker = -1
-        self.load, self.store, self.tail, self.kept, self.cached = [], [], None, None, {}
-        self.loads, self.promoted = set(), []
-        self.bad_blocks = self.grant = self.hinted = self.to_load = 0
+    def again(self, **known: Any) -> Try:
+        """Return the next try at the same place, of which so much is known."""
+        return Try(self.prefill, self.decode, self.fetch, self.most_blocks, **known)
 
     @property
     def places(self) -> list[BlockRef]:
@@ -215,6 +125,106 @@ class RequestRecord:
         """Return the places that its prefill writes."""
         return self.store if self.tail is None else [*self.store, self.tail]
 
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """A request between RequestArrived and Forget: what was asked, the present try, and what outlives tries.
+
+        asked           by the client; fixed. The limits on latency are its class's where it named none
+        present         the present try
+
+    The rest is neither. It is known or counted over all tries, and the next one goes on from it:
+
+        stage           says what the present try does, and the end of one leads to the next
+        num_tokens      tokens to prefill: the prompt, and the answer so far, which the client has
+        keys, digests   of the full blocks of these tokens; empty when nothing may be reused
+        since_s         when it arrived, or was preempted
+        branches        those that have not ended; dropped: those of them that the client does not want
+        received        those of them of which the gateway has the last token already
+        unheard         branches whose rank has sent the last token, and the gateway has not said so
+        attempt         number of starts; answers to an earlier one change nothing, so it never goes back
+        resumed         part of its answer has been sent, so it can fail but no longer be refused
+        cancelled_as    its outcome once it is cancelled: "finished" when a stop string has ended its answers
+        tries           number of tries that have failed; pause_s: before the next one
+        losses          of its workers since its client has got a token, see requests.MOST_LOSSES
+        lost_by         why the last of them was lost
+        avoids_ssd      computes what is on SSD alone: a disk did not answer, and may not answer again
+
+    Owner of all its pool objects and leases in the directory: request_id. Its place in a queue is kept in
+    `State`, by the same name.
+    """
+
+    request_id: str
+    asked: RequestArrived
+    num_tokens: int
+    keys: list[int]
+    digests: list[int]
+    since_s: float
+    branches: set[int]
+    attempt: int = 0
+    resumed: bool = False
+    stage: Stage = Stage.HELD
+    present: Try = field(default_factory=Try)
+    dropped: set[int] = field(default_factory=set)
+    received: set[int] = field(default_factory=set)
+    unheard: set[int] = field(default_factory=set)
+    cancelled_as: str = "cancelled"
+    tries: int = 0
+    pause_s: float = 0.0
+    losses: int = 0
+    lost_by: str = ""
+    avoids_ssd: bool = False
+
+    @classmethod
+    def of(cls, asked: RequestArrived, service: ServiceClass, now: float, attempt: int = 0) -> RequestRecord:
+        """Make the record of a request that has just arrived. service: its class; attempt: before its
+        first one."""
+        ttft_s = asked.slo_ttft_s if asked.slo_ttft_s < inf else service.slo_ttft_s
+        tbt_s = asked.slo_tbt_s if asked.slo_tbt_s < inf else service.slo_tbt_s
+        return cls(
+            asked.request_id, replace(asked, slo_ttft_s=ttft_s, slo_tbt_s=tbt_s), asked.num_tokens,
+            asked.keys, asked.digests, now - asked.waited_s, set(range(asked.n)), attempt,
+        )  # fmt: skip
+
+    def id_alone(self, branch: int) -> str:
+        """Return the id under which a branch goes on once it has lost its pages."""
+        return self.request_id if self.asked.n == 1 else f"{self.request_id}{BRANCH_MARK}{branch}"
+
+    def branched(
+        self, event: Preempted | Swapped | AnswerSoFar, now: float, kept: Kept | None = None
+    ) -> RequestRecord:
+        """Make the record of a branch that goes on alone. Its attempts count on, so that no token is taken
+        for one of an earlier attempt."""
+        asked = replace(self.asked, request_id=self.id_alone(event.branch), n=1)
+        alone = RequestRecord(
+            asked.request_id,
+            asked,
+            0,
+            [],
+            [],
+            now,
+            {event.branch},
+            self.attempt,
+            True,
+            present=Try(kept=kept),
+        )
+        alone.go_on_from(event, now)
+        return alone
+
+    def go_on_from(self, event: Preempted | Swapped | AnswerSoFar, now: float) -> None:
+        """Take over the tokens that are to be prefilled: the prompt, and the answer so far."""
+        before = self.asked.num_tokens if isinstance(event, AnswerSoFar) else 0
+        self.since_s = now if event.num_tokens else self.since_s
+        num_tokens = before + event.num_tokens
+        self.losses = self.losses if num_tokens <= self.num_tokens else 0
+        self.num_tokens = num_tokens
+        self.keys, self.digests = event.keys, event.digests
+
+    @property
+    def ended(self) -> set[int]:
+        """Return those of several branches that have ended, or go on alone."""
+        return set(range(self.asked.n)) - self.branches if self.asked.n > 1 else set()
+
     def may(self, step: Step) -> bool:
         """Tell whether this step can happen in the current stage."""
         return (self.stage, step) in TRANSITIONS
@@ -225,10 +235,12 @@ class RequestRecord:
 
     def as_request(self, state: State, block_tokens: int) -> Request:
         """Return the part of the record that policies may see, with the predicted rest of its answer."""
+        asked = self.asked
         predicted = state.costs.lengths.predicted(
-            self.class_id, self.prompt_tokens, self.max_tokens, self.num_tokens - self.prompt_tokens
+            asked.class_id, asked.num_tokens, asked.max_tokens, self.num_tokens - asked.num_tokens
         )
         return Request(
-            self.request_id, self.num_tokens, self.keys, block_tokens, self.max_tokens, self.class_id,
-            self.wait_limit_s, self.n, self.tenant, self.slo_ttft_s, self.slo_tbt_s, self.since_s, predicted,
+            self.request_id, self.num_tokens, self.keys, block_tokens, asked.max_tokens, asked.class_id,
+            asked.wait_limit_s, asked.n, asked.tenant, asked.slo_ttft_s, asked.slo_tbt_s, self.since_s,
+            predicted,
         )  # fmt: skip

@@ -13,8 +13,10 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, WORK_FACTOR, WORK_S, Grant
 from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
-from mooncake_lite.control.request import RequestRecord
+from mooncake_lite.control.malformed import wrong_answers
+from mooncake_lite.control.request import Kept, RequestRecord, Try, client_id_of
 from mooncake_lite.control.swaps import Swaps
+from scheduler.placement import other_decode
 
 MOST_TRIES = 3
 """A request fails after so many failed tries. Any small number works: two tries may fail for a passing
@@ -51,6 +53,7 @@ class Requests:
         self._state, self._directory, self._members = books.state, books.directory, books.members
         self._grants, self._emit = books.grants, books.emit
         self._block_tokens = books.config.block_layout.block_tokens
+        self._shares_kv = books.config.handover == "pool"
         self._lowest_class = len(books.config.classes) - 1
         self._records: dict[str, RequestRecord] = {}
         self._families: dict[str, list[RequestRecord]] = {}  # client's id -> its record, and branched ones
@@ -75,12 +78,12 @@ class Requests:
     def class_of(self, request_id: str) -> int:
         """Return the service class of a request; the lowest one for a request that has ended."""
         record = self._records.get(request_id)
-        return record.class_id if record else self._lowest_class
+        return record.asked.class_id if record else self._lowest_class
 
     def add(self, record: RequestRecord) -> None:
         """Add a request, or a branch that goes on alone."""
         self._records[record.request_id] = record
-        self._families.setdefault(record.client_id, []).append(record)
+        self._families.setdefault(client_id_of(record.request_id), []).append(record)
         self.stages[record.stage] += 1
 
     def move(self, record: RequestRecord, step: Step) -> None:
@@ -89,10 +92,6 @@ class Requests:
         record.move(step)
         if record.stage is not Stage.OVER:
             self.stages[record.stage] += 1
-
-    def keep_slots(self, record: RequestRecord) -> None:
-        """Free the decode slots of branches that have ended."""
-        self._state.keep_slots(record.request_id, len(record.branches))
 
     def current(self, event: Any, *steps: Step) -> RequestRecord | None:
         """Return the request that an answer is about. None: wrong attempt, or impossible in its stage."""
@@ -105,19 +104,32 @@ class Requests:
     def working(self, event: Any) -> RequestRecord | None:
         """Return the request that an answer is about, if its rank works on this attempt."""
         record = self._records.get(event.request_id)
-        is_of_attempt = record is not None and (record.attempt, record.worker) == (event.attempt, event.rank)
-        return record if is_of_attempt else None
+        if record is None or record.attempt != event.attempt or record.present.worker != event.rank:
+            return None
+        return record
+
+    def decodes_elsewhere(self, record: RequestRecord, must: bool = False) -> bool:
+        """Choose the decode rank again if a better one, or one at all, has free slots: every rank can read KV
+        that is in the pool. Returns whether the request moves. must: its own is lost."""
+        found = other_decode(self._state, record.request_id, must=must) if self._shares_kv else None
+        if found is None:
+            return False
+        record.present.decode, tbt_s = found
+        self._state.move(record.request_id, record.present.decode)
+        self._emit(fx.Moved(record.request_id, record.attempt, record.present.decode, tbt_s))
+        return True
 
     # ------------------------------------------------------------------------------ work, and other tries
 
     def work(self, record: RequestRecord, rank: int, predicted_s: float, now: float) -> None:
         """Note that a rank gets a request. It is asked about it if that takes much longer than predicted."""
-        self._grants.close(record.grant)
+        present = record.present
+        self._grants.close(present.grant)
         is_known = self._state.costs.is_measured
         lasts_s = max(WORK_S, WORK_FACTOR * predicted_s) if is_known else UNKNOWN_S
         name = record.request_id, record.attempt
-        record.worker = rank
-        record.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number
+        present.worker = rank
+        present.grant = self._grants.open(rank, record, self._lost, now, lasts_s=lasts_s, work=name).number
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
         """Lose the work of a rank, and count it if the rank itself is lost: the request may be why."""
@@ -162,13 +174,14 @@ class Requests:
 
     def _is_lost(self, record: RequestRecord) -> bool:
         """Tell whether a rank that a request needs is lost: its own, its next one, or one with its KV."""
-        needed = {record.worker, record.prefill, record.decode} | {ref.rank for ref in record.places}
+        present = record.present
+        needed = {present.worker, present.prefill, present.decode} | {ref.rank for ref in present.places}
         return record.stage is Stage.ENDING or not needed.isdisjoint(self._members.lost)
 
     def is_sound(self, record: RequestRecord) -> bool:
         """Tell whether the place of a request and all that it reads or writes are still there."""
-        is_there = self._directory.has
-        return record.request_id in self._state and all(is_there(ref.object_id) for ref in record.places)
+        is_there, places = self._directory.has, record.present.places
+        return record.request_id in self._state and all(is_there(ref.object_id) for ref in places)
 
     def _recall(self, record: RequestRecord, reason: str, now: float) -> None:
         """Ask the gateway of a request what its client has, again and again until it answers."""
@@ -176,7 +189,7 @@ class Requests:
         def ask_again(grant: Grant, overdue: str, may_still_write: bool, now: float) -> None:
             self._recall(record, reason, now)
 
-        record.grant = self._grants.open(NOBODY, record, ask_again, now, lasts_s=RECALL_S).number
+        record.present = Try(grant=self._grants.open(NOBODY, record, ask_again, now, lasts_s=RECALL_S).number)
         branches = sorted(record.branches | record.unheard)
         self._emit(fx.Recall(record.request_id, record.attempt, branches, reason))
 
@@ -186,9 +199,13 @@ class Requests:
         if record is None or record.stage is not Stage.RECALLING or record.attempt != recalled.attempt:
             self.ignored += 1
             return
-        self._grants.close(record.grant)
+        if problem := wrong_answers(recalled.answers, record.asked.num_tokens, self._block_tokens):
+            self.fail(record, f"its gateway sent a malformed Recalled: {problem}", now)
+            return
+        self._grants.close(record.present.grant)
+        record.present = Try()
         record.branches |= record.unheard
-        record.grant, record.unheard, record.received = 0, set(), set()
+        record.unheard, record.received = set(), set()
         self._go_on_from(record, recalled.answers, now)
 
     def take_over(self, record: RequestRecord, arrived: ev.RequestArrived, now: float) -> None:
@@ -202,7 +219,7 @@ class Requests:
         record.branches -= {one.branch for one in so_far if one.whole} | record.dropped
         record.resumed = record.resumed or any(one.num_tokens for one in so_far)
         answers = [one for one in so_far if one.branch in record.branches]
-        if record.n == 1 or not any(one.num_tokens for one in answers):
+        if record.asked.n == 1 or not any(one.num_tokens for one in answers):
             self._go_on(record, answers, now)
             return
         for one in answers:
@@ -234,28 +251,29 @@ class Requests:
             self.wait_again(record, now)
             return
         pause_s, record.pause_s = record.pause_s, 0.0
-        record.grant = self._grants.open(NOBODY, record, self._paused, now, lasts_s=pause_s).number
+        record.present = Try(
+            grant=self._grants.open(NOBODY, record, self._paused, now, lasts_s=pause_s).number
+        )
 
     def _paused(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
+        grant.about.present = Try()
         self.wait_again(grant.about, now)
 
     def wait_again(self, record: RequestRecord, now: float) -> None:
         """Let a request wait for a place again, ahead of those that have never had one."""
-        record.grant = 0
         self._state.wait_in_line(record.as_request(self._state, self._block_tokens), now, front=True)
 
     def free(
-        self, record: RequestRecord, now: float, may_still_write: bool = False, *, keeps_kv: bool = False
+        self, record: RequestRecord, now: float, may_still_write: bool = False, *, kept: Kept | None = None
     ) -> None:
-        """Free what a request has: slots, swaps, its grant, and unless it keeps its KV leases and places."""
-        self.swaps.forget(record.request_id, now, may_still_write=may_still_write)
-        if not keeps_kv:
-            self._directory.revoke_owner(
-                record.request_id, now, writer_may_live=may_still_write, writer=record.worker
-            )
-        self._grants.close(record.grant)
-        self._state.forget(record.request_id, now)
-        record.reset()
+        """End the present try: free its slots, swaps and grant, and unless KV is kept leases and places."""
+        name, present = record.request_id, record.present
+        self.swaps.forget(name, now, may_still_write=may_still_write)
+        if kept is None:
+            self._directory.revoke_owner(name, now, writer_may_live=may_still_write, writer=present.worker)
+        self._grants.close(present.grant)
+        self._state.forget(name, now)
+        record.present = Try(kept=kept)
 
     # ------------------------------------------------------------------------------ the end of a request
 
@@ -270,8 +288,8 @@ class Requests:
             if event.branch < 0 or (record.branches <= record.dropped and not record.unheard):
                 record.cancelled_as = "finished" if event.answered else "cancelled"
                 self._cancel(record, now)
-            elif event.branch in record.branches and record.worker == record.decode >= 0:
-                self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt, event.branch))
+            elif event.branch in record.branches and record.present.worker == record.present.decode >= 0:
+                self.cancel_on(record, event.branch)
 
     def _cancel(self, record: RequestRecord, now: float) -> None:
         """Drop a waiting request at once. If a rank or a tier works on it, wait until that has dropped it."""
@@ -280,14 +298,12 @@ class Requests:
         self.move(record, Step.CANCEL)
         if record.stage is Stage.OVER:
             self.end(record, record.cancelled_as, now)
-        elif record.worker >= 0:
-            self._emit(fx.CancelOn(record.worker, record.request_id, record.attempt))
+        elif record.present.worker >= 0:
+            self.cancel_on(record)
 
-    def on_undelivered(self, order: fx.StartOrder, reason: str, now: float) -> None:
-        """Lose a request whose order was not sent, so that it goes on elsewhere."""
-        record = self.working(order)
-        if record is not None:
-            self.lose(record, reason, now)
+    def cancel_on(self, record: RequestRecord, branch: int = -1) -> None:
+        """Have the rank that works on a request drop it, or one branch."""
+        self._emit(fx.CancelOn(record.present.worker, record.request_id, record.attempt, branch))
 
     def answered(self, record: RequestRecord, branch: int) -> None:
         """Note that the rank of a branch has sent its last token."""
@@ -301,10 +317,10 @@ class Requests:
             self.finish(record, now)
             return
         self.move(record, Step.ANSWERED)
-        worker = record.worker
+        worker = record.present.worker  # when it is lost now, tokens may be lost with it
         self.free(record, now)
-        record.worker = worker  # when it is lost now, tokens may be lost with it
-        record.grant = self._grants.open(worker, record, self._lost, now, lasts_s=RECALL_S).number
+        grant = self._grants.open(worker, record, self._lost, now, lasts_s=RECALL_S)
+        record.present = Try(worker=worker, grant=grant.number)
 
     def on_received(self, received: ev.AnswerReceived, now: float) -> None:
         """Note that a gateway has a whole answer. The last one ends the request."""
@@ -330,7 +346,7 @@ class Requests:
     def on_gateway_lost(self, gateway: str, now: float) -> None:
         """Cancel the requests whose clients were connected to a gateway."""
         for client_id, family in list(self._families.items()):
-            if family[0].gateway == gateway:
+            if family[0].asked.gateway == gateway:
                 self.on_cancelled(ev.RequestCancelled(client_id), now)
 
     def fail(
@@ -343,14 +359,15 @@ class Requests:
             self._emit(fx.Fail(record.request_id, reason, code))
         self.end(record, record.cancelled_as if gone else "failed", now, may_still_write=may_still_write)
         if not gone:
-            self.on_cancelled(ev.RequestCancelled(record.client_id), now)
+            self.on_cancelled(ev.RequestCancelled(client_id_of(record.request_id)), now)
 
     def end(self, record: RequestRecord, outcome: str, now: float, *, may_still_write: bool = False) -> None:
         """Remove a request: free its private objects, leases and slots, and emit Forget."""
         del self._records[record.request_id]
-        self._families[record.client_id].remove(record)
-        if not self._families[record.client_id]:
-            del self._families[record.client_id]
+        family = self._families[client_id := client_id_of(record.request_id)]
+        family.remove(record)
+        if not family:
+            del self._families[client_id]
         self.free(record, now, may_still_write)
         self._emit(fx.Forget(record.request_id, outcome))
 
@@ -369,14 +386,14 @@ class Requests:
         for request_id, record in self._records.items():
             assert record.stage is not Stage.OVER
             assert record.branches or record.unheard, f"{request_id} has no branch left"
-            waits = request_id in self._state or record.grant or record.loads
+            waits = request_id in self._state or record.present.grant or record.present.loads
             assert waits, f"{request_id} is in no queue, on no instance, and does not pause"
-            assert not record.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
+            assert not record.present.loads or record.stage in (Stage.PROMOTING, Stage.CANCELLED)
 
     def waiting(self) -> list[RequestRecord]:
         """Return the requests that wait for a place or for their turn."""
         stages = Stage.HELD, Stage.QUEUED
-        return [one for one in self._records.values() if one.stage in stages and not one.grant]
+        return [one for one in self._records.values() if one.stage in stages and not one.present.grant]
 
     def knows(self, owner: str) -> bool:
         """Tell whether this owner in the directory is an open request, or one of its swaps."""

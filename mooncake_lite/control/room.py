@@ -47,17 +47,17 @@ class Room:
         Returns {(tier rank, target rank): indices of `load` to read from SSD first}. Raises PoolFull. The
         request then still owns the space allocated so far; revoke_owner frees it.
         """
-        directory, owner = self._directory, record.request_id
-        node = self._members.node_of(record.prefill)
-        hits = directory.lookup(record.keys, record.digests, now, node=node, class_id=record.class_id)
+        directory, owner, present = self._directory, record.request_id, record.present
+        node = self._members.node_of(present.prefill)
+        hits = directory.lookup(record.keys, record.digests, now, node=node, class_id=record.asked.class_id)
         hits = self._usable(record, hits, node)
         in_dram = [hit.object_id for hit in hits if hit.object_id is not None]
         directory.lease(owner, in_dram, now, now + LEASE_S)
-        record.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
+        present.load = [BlockRef(hit.object_id or 0, hit.rank, hit.offset, hit.nbytes) for hit in hits]
         moves = self._promotion_of(record, hits, node, now) if len(in_dram) < len(hits) else {}
         self._places_for_new(record, node, now)
-        new = [ref.object_id for ref in record.store]
-        new += [record.load[index].object_id for indices in moves.values() for index in indices]
+        new = [ref.object_id for ref in present.store]
+        new += [present.load[index].object_id for indices in moves.values() for index in indices]
         directory.lease(owner, new, now, now + LEASE_S)  # until decode has read them
         self._count_cached(record, {index for indices in moves.values() for index in indices})
         return moves
@@ -72,7 +72,7 @@ class Room:
     def written(self, record: RequestRecord, now: float) -> list[BlockRef]:
         """Return the leading full blocks of a request that are in the pool, each with a check."""
         found, check_of = [], self._directory.check_of
-        for ref in (*record.load, *record.store):
+        for ref in (*record.present.load, *record.present.store):
             if not self._directory.has(ref.object_id) or self._directory.is_writing(ref.object_id):
                 break
             found.append(replace(ref, check=check_of(ref.object_id, now, always=True)))
@@ -80,20 +80,12 @@ class Room:
 
     def _usable(self, record: RequestRecord, hits: list[Found], node: int) -> list[Found]:
         """Keep the leading blocks that a request may reuse."""
-        if not record.fetch:
-            hits = self._near(hits, node)
-        if record.avoids_ssd:
+        fetch, node_of = record.present.fetch, self._members.node_of
+        if record.avoids_ssd or not fetch:
             hits = list(itertools.takewhile(lambda hit: hit.object_id is not None, hits))
-        return hits[: record.most_blocks]
-
-    def _near(self, hits: list[Found], node: int) -> list[Found]:
-        """Keep the leading blocks that are in DRAM of a node."""
-        far = (
-            index
-            for index, hit in enumerate(hits)
-            if hit.object_id is None or self._members.node_of(hit.rank) != node
-        )
-        return hits[: next(far, len(hits))]
+        if not fetch:
+            hits = list(itertools.takewhile(lambda hit: node_of(hit.rank) == node, hits))
+        return hits[: record.present.most_blocks]
 
     def _promotion_of(self, record: RequestRecord, hits: Sequence[Found], node: int, now: float) -> Moves:
         """Allocate DRAM for the blocks on SSD. A request that needs no other space does not wait for this."""
@@ -103,15 +95,16 @@ class Room:
             if self._handover != "none":
                 raise
         first = next(index for index, hit in enumerate(hits) if hit.object_id is None)
-        record.load = record.load[:first]
-        self._directory.revoke_owner(record.request_id, now)
-        self._directory.lease(record.request_id, [ref.object_id for ref in record.load], now, now + LEASE_S)
+        owner, load = record.request_id, record.present.load[:first]
+        record.present.load = load
+        self._directory.revoke_owner(owner, now)
+        self._directory.lease(owner, [ref.object_id for ref in load], now, now + LEASE_S)
         return {}
 
     def _places_for_promotion(self, record: RequestRecord, node: int, now: float) -> Moves:
         """Allocate DRAM for the blocks of `load` that are on SSD only, near their tier if possible."""
         on_ssd: dict[int, list[int]] = {}
-        for index, ref in enumerate(record.load):
+        for index, ref in enumerate(record.present.load):
             if not ref.object_id:
                 on_ssd.setdefault(ref.rank, []).append(index)
         moves: Moves = {}
@@ -123,7 +116,7 @@ class Room:
             ]
             places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node, first=rank)
             for index, place in zip(indices, places):
-                record.load[index] = place.ref
+                record.present.load[index] = place.ref
                 moves.setdefault((rank, place.rank), []).append(index)
         return moves
 
@@ -134,40 +127,34 @@ class Room:
         """
         if self._handover == "none":
             return
-        wanted, only = self._wanted_new(record), self._only_segment(record)
+        full, has_tail = divmod(record.num_tokens, self._block_tokens)
+        wanted = [self._wanted(record, index) for index in range(len(record.present.load), full)]
+        wanted += [self._private(record)] if has_tail else []
+        only = self._only_segment(record)
         places = self._directory.allocate_many(record.request_id, wanted, now=now, node=node, rank=only)
-        record.store = [place.ref for place in places]
-        has_tail = record.num_tokens % self._block_tokens > 0
-        record.tail = record.store.pop() if has_tail else None
-
-    def _wanted_new(self, record: RequestRecord) -> list[Wanted]:
-        """List the blocks that prefill will write: the full blocks after `load`, then the tail."""
-        full = record.num_tokens // self._block_tokens
-        wanted = [self._wanted(record, index) for index in range(len(record.load), full)]
-        if record.num_tokens % self._block_tokens:
-            wanted.append(self._private(record))
-        return wanted
+        store = record.present.store = [place.ref for place in places]
+        record.present.tail = store.pop() if has_tail else None
 
     def _only_segment(self, record: RequestRecord) -> int | None:
         """Return the rank whose segment takes a request's new KV. None: any segment of the pool."""
-        return record.decode if self._handover == "direct" else None
+        return record.present.decode if self._handover == "direct" else None
 
-    def note_shortage(self, record: RequestRecord, error: PoolFull) -> None:
-        """Note what a request lacks that could not be reserved, after its leases and objects were freed.
+    def shortage(self, record: RequestRecord, error: PoolFull) -> Shortage:
+        """Return what a request lacks that could not be reserved, after its leases and objects were freed.
 
         If the bytes were too few, it needs that many more than there are now. Otherwise a share of another
         class or the cut of the space is in its way, and whatever is freed may help.
         """
         freed, reachable = self._directory.space(self._only_segment(record))
         lacking = error.needed_bytes - error.free_bytes - error.evictable_bytes
-        key = next(iter(record.keys[len(record.load) :]), None)
+        key = next(iter(record.keys[len(record.present.load) :]), None)
         if key is not None and self._directory.find(key) is not None:
             key = None  # it could have been read, but may not be fetched
-        record.shortage = Shortage(freed, reachable + lacking if lacking > 0 else 0, key)
+        return Shortage(freed, reachable + lacking if lacking > 0 else 0, key)
 
     def may_fit(self, record: RequestRecord) -> bool:
         """Tell whether a request that did not fit may fit now: space was freed, or its prefix has grown."""
-        last, (freed, reachable) = record.shortage, self._directory.space(self._only_segment(record))
+        last, (freed, reachable) = record.present.shortage, self._directory.space(self._only_segment(record))
         if freed != last.freed and reachable >= last.least_bytes:
             return True
         return last.next_key is not None and self._directory.find(last.next_key) is not None
@@ -178,13 +165,13 @@ class Room:
         The blocks of its prefix that are pinned stay where they are, and the request reuses them if it may
         fetch them. What other classes hold of their shares stays too.
         """
-        node = self._members.node_of(record.prefill)
+        node = self._members.node_of(record.present.prefill)
         hits = self._directory.lookup(record.keys, record.digests, now, node=node, touch=False)
         hits = self._usable(record, hits, node)
         pinned = sum(isinstance(hit, PoolObject) and hit.hard_pinned() for hit in hits)
         blocks = -(-record.num_tokens // self._block_tokens)
         only = self._only_segment(record)
-        spared = self._directory.spared(record.class_id, hits, only)
+        spared = self._directory.spared(record.asked.class_id, hits, only)
         if self._directory.will_fit([self._block_nbytes] * (blocks - pinned + spared), only):
             return ""
         return f"{error}; shares of other classes keep {spared} blocks" if spared else str(error)
@@ -195,11 +182,11 @@ class Room:
         if not keys or not self._has_pool:
             return self._private(record)
         parent = keys[index - 1] if index else None
-        return self.keyed(keys[index], record.digests[index], parent, index, record.class_id)
+        return self.keyed(keys[index], record.digests[index], parent, index, record.asked.class_id)
 
     def _private(self, record: RequestRecord) -> Wanted:
         """Describe a block that only this request uses."""
-        return Wanted(self._block_nbytes, class_id=record.class_id)
+        return Wanted(self._block_nbytes, class_id=record.asked.class_id)
 
     def keyed(self, key: int, digest: int, parent: int | None, position: int, class_id: int) -> Wanted:
         """Describe a block under its key. Its cost, for eviction policies, is the time to compute it."""
@@ -209,7 +196,8 @@ class Room:
 
     def _count_cached(self, record: RequestRecord, from_ssd: set[int]) -> None:
         """Count reused tokens by tier. The last token of a full hit is computed again."""
-        size, blocks = self._block_tokens, len(record.load)
-        record.cached = {"dram": (blocks - len(from_ssd)) * size, "ssd": len(from_ssd) * size}
+        size, blocks = self._block_tokens, len(record.present.load)
+        cached = {"dram": (blocks - len(from_ssd)) * size, "ssd": len(from_ssd) * size}
         if blocks and blocks * size == record.num_tokens:
-            record.cached["ssd" if blocks - 1 in from_ssd else "dram"] -= 1
+            cached["ssd" if blocks - 1 in from_ssd else "dram"] -= 1
+        record.present.cached = cached

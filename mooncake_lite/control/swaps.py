@@ -38,13 +38,10 @@ class Swaps:
             places = self._places(wanted, owner, class_id, now)
         except PoolFull:
             self._directory.revoke_owner(owner, now)
-        self._grant(wanted, places)
+        self.grant(wanted, places)
 
-    def refuse(self, wanted: SwapWanted) -> None:
-        """Have the rank give the KV up."""
-        self._grant(wanted, None)
-
-    def _grant(self, wanted: SwapWanted, places: list[BlockRef | None] | None) -> None:
+    def grant(self, wanted: SwapWanted, places: list[BlockRef | None] | None) -> None:
+        """Answer a rank: where its blocks go, as in GrantSwap; None has it give the KV up."""
         self._emit(GrantSwap(wanted.rank, wanted.request_id, wanted.attempt, wanted.branch, places))
 
     def _places(self, wanted: SwapWanted, owner: str, class_id: int, now: float) -> list[BlockRef | None]:
@@ -76,7 +73,10 @@ class Swaps:
         grant = self._grants.end(event.rank, self._begun.pop((event.request_id, event.branch), 0))
         if grant is None:
             return None
-        self._grants.tried.count("swaps", not isinstance(event, DecodeEnded), isinstance(event, Preempted))
+        why = f"rank {event.rank} gave its KV up: not all of it was written"
+        self._grants.tried.count(
+            "swaps", not isinstance(event, DecodeEnded), isinstance(event, Preempted), why
+        )
         kept: Kept = grant.about[1]
         if isinstance(event, Swapped):
             for ref, sums in zip(grant.about[2], event.checksums):
@@ -84,7 +84,7 @@ class Swaps:
         if isinstance(event, Swapped) and all(self._directory.has(ref.object_id) for ref in kept.places):
             return kept
         late = isinstance(event, Preempted) and event.may_still_write
-        self._free(grant, now, may_still_write=late)
+        self._lost(grant, "", late, now)
         return None
 
     def undelivered(self, order: GrantSwap, reason: str, now: float) -> None:
@@ -97,12 +97,9 @@ class Swaps:
             self._grants.fail(self._begun[name], "its request has ended", may_still_write, now)
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        del self._begun[grant.about[0]]
-        self._free(grant, now, may_still_write=may_still_write)
-
-    def _free(self, grant: Grant, now: float, *, may_still_write: bool) -> None:
-        owner = grant.about[1].owner
-        self._directory.revoke_owner(owner, now, writer_may_live=may_still_write, writer=grant.rank)
+        name, kept, _ = grant.about
+        self._begun.pop(name, None)
+        self._directory.revoke_owner(kept.owner, now, writer_may_live=may_still_write, writer=grant.rank)
 
     def owners(self) -> set[str]:
         """Return the owners in the directory of all swaps that have not ended."""

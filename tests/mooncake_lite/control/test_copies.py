@@ -27,6 +27,7 @@ class TwoNodes:
 
     copies     rank -> blocks that were copied there
     near_hits  blocks that were read from node 1
+    fails      no copy works
     """
 
     def __init__(self, prefixes: int, *near_blocks: int) -> None:
@@ -39,6 +40,7 @@ class TwoNodes:
         self.control = Control(ControlConfig(layout=layout, roles=roles, nodes=nodes, costs=costs))
         self.copies: Counter[int] = Counter()
         self.near_hits = self.requests = 0
+        self.fails = False
         self.now = 0.0
         blocks = [0, 0, 0, 1000, *near_blocks]
         for rank in range(1, len(roles)):
@@ -73,7 +75,18 @@ class TwoNodes:
     def _copy(self, effects: Iterable[fx.Effect]) -> None:
         for order in [effect for effect in effects if isinstance(effect, fx.CopyBlocks)]:
             self.copies[order.rank] += len(order.targets)
-            self.on(ev.BlocksCopied(order.rank, 0, order.number, [[1, 2]] * len(order.targets)))
+            sums: list[list[int]] = [[] if self.fails else [1, 2]] * len(order.targets)
+            self.on(ev.BlocksCopied(order.rank, 0, order.number, sums))
+
+
+def test_copies_that_fail_have_a_reason() -> None:
+    world = TwoNodes(1, PREFIX_BLOCKS)
+    world.fails = True
+    world.read(0)
+    world.read(0)
+    mechanisms = world.control.mechanisms
+    assert mechanisms.counts["copies"] == {"tried": PREFIX_BLOCKS, "failed": PREFIX_BLOCKS}
+    assert mechanisms.reasons["copies"].startswith("rank 4 could not read or write them")
 
 
 @pytest.mark.parametrize("order", ["in turn", "in pairs", "drawn"])

@@ -22,14 +22,13 @@ import pytest
 from mooncake_lite.conductor.machine import UNREACHABLE, Conductor
 from mooncake_lite.conductor.recording import Digester, Recorder
 from mooncake_lite.config.modes import MODES
-from mooncake_lite.control import Control
+from mooncake_lite.control import Control, dispatch
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Step
 from mooncake_lite.control.reports import Reports
-from mooncake_lite.control.request import RequestRecord, client_id_of
+from mooncake_lite.control.request import RequestRecord, Try, client_id_of
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from mooncake_lite.control.succession import Succession
@@ -312,11 +311,11 @@ def attempts_do_not_matter(self: Requests, event: Any, *steps: Any) -> RequestRe
 
 def first_answer_ends_all(self: Reports, ended: Any, now: float) -> None:
     record = self._requests.current(ended, Step.ANSWERED, Step.DROP)
-    if record is not None and record.worker == record.decode:
+    if record is not None and record.present.worker == record.present.decode:
         self._requests.finish(record, now)
 
 
-MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
+MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "nothing is leased": (Directory, "lease", skip),
     "every quarantine ends at once": (Quarantine, "ended", lambda self, now: list(self._entries)),
     "nothing is given up or checked": (Grants, "check", lambda self, now: []),
@@ -331,9 +330,9 @@ MISTAKES: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "reports of pages are forgotten": (State, "note_pages", skip),
     "any rank may decode": (Compared, "_decode_of", lambda self, row: self._fastest),
     "prefill and decode ranks are confused": (
-        Dispatcher,
-        "_ranks_of",
-        lambda self, placement: (placement.decode, placement.prefill),
+        dispatch,
+        "Try",
+        lambda prefill, decode, *more: Try(decode, prefill, *more),
     ),
     "full ranks get requests": (State, "open_prefills", lambda self, n=1: np.arange(len(self.prefills))),
     "the line for decode slots is not served": (HeldLine, "head", lambda self: None),

@@ -119,6 +119,7 @@ MALFORMED: dict[str, ev.RankEvent] = {
         1, 0, "a", 1, [SUMS, [1, 2, 3]], [], 0.0, 0.1, 0.0
     ),
     "keys has 2, digests has 1": ev.Preempted(2, 0, "d", 1, 170, [1, 2], [1]),
+    "keys has 1, its tokens are 2 full blocks": ev.Swapped(2, 0, "d", 1, 170, [1], [1]),
     "requests has 0": ev.PutsWanted(2, 0, 5, [1], [1], ONE_PLACE, []),
     "object_ids has 1, checksums has 0": ev.PutsEnded(2, 0, 1, [1], []),
     "1 checksums for a block of 2 layers": ev.PutsEnded(2, 0, 1, [1], [[5]]),

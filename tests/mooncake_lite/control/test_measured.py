@@ -35,8 +35,10 @@ def setup() -> tuple[Costs, Measurements, RequestRecord]:
     state = State(64, Costs(config.costs))
     state.add_instance(1, 0, ["prefill"], 2)
     record = RequestRecord.of(ev.RequestArrived("a", 640, 16, [], []), config.classes[0], 0.0)
-    record.load = [BlockRef(number, rank, 0, BLOCK_NBYTES) for number, rank in enumerate((4, 4, 2, 2))]
-    record.promoted = [(2, 0.5, 10**8, 6)]
+    record.present.load = [
+        BlockRef(number, rank, 0, BLOCK_NBYTES) for number, rank in enumerate((4, 4, 2, 2))
+    ]
+    record.present.promoted = [(2, 0.5, 10**8, 6)]
     return state.costs, Measurements(state, Members(config)), record
 
 
@@ -61,7 +63,7 @@ def test_a_read_of_near_and_far_blocks_corrects_both_costs_alike() -> None:
 def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed_others_too() -> None:
     costs, measured, record = setup()
     ended = ev.PrefillEnded(1, 0, "a", 1, [], [], 0.5, 3.0, 0.2, 64, 2)
-    record.started_s, record.ordered_s = 4.0, 5.0
+    record.present.started_s, record.present.ordered_s = 4.0, 5.0
     running = measured.state.prefills[1].running
     running |= {"a": Started(0.0, 4.0), "b": Started(0.0, 4.0)}
     measured.prefilled(record, ended, 9.0)
@@ -78,7 +80,7 @@ def test_what_a_rank_does_not_report_of_a_prefill_is_messages_unless_it_computed
 
 def test_a_decode_rank_that_loads_is_measured_too() -> None:
     costs, measured, record = setup()
-    record.tail = BlockRef(9, 4, 0, BLOCK_NBYTES)
+    record.present.tail = BlockRef(9, 4, 0, BLOCK_NBYTES)
     far_s = TRANSFER.seconds(2 * BLOCK_NBYTES)
     near_s = LOAD.seconds("dram", 3 * BLOCK_NBYTES)
     measured.loaded(record, ev.DecodeLoaded(3, 0, "a", 1, 2 * (near_s + far_s), 5))

@@ -84,6 +84,7 @@ def test_a_prefix_that_is_computed_all_the_same_was_not_loaded() -> None:
         assert len(job.load) == 3
         plane.prefilled(job, computed_tokens=computed)
     assert plane.control.mechanisms.counts["prefix_loads"] == {"tried": 6, "failed": 3}
+    assert "computed all of a prompt" in plane.control.mechanisms.reasons["prefix_loads"]
 
 
 def test_requests_that_ranks_give_up_are_failures_of_what_the_rank_did() -> None:
@@ -125,6 +126,31 @@ def test_prompts_that_ranks_drop_because_their_clients_have_left_have_not_failed
     assert plane.control.mechanisms.broken == []
 
 
+@pytest.mark.parametrize("how", ["all of it", "its only branch"])
+def test_answers_that_ranks_drop_because_their_clients_have_left_have_not_worked(how: str) -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", BLOCK, []))
+    about = 2, 0, "a", only(fx.StartDecode, plane.prefilled(job)).attempt
+    plane.on(ev.DecodeLoaded(*about))
+    plane.on(ev.RequestCancelled("a", -1 if how == "all of it" else 0))
+    plane.on(ev.DecodeEnded(*about))
+    assert plane.control.open_requests == 0
+    assert plane.control.mechanisms.counts.keys() == {"prefills"}
+
+
+def test_a_dropped_branch_beside_one_that_goes_on_has_not_worked_and_an_answer_that_was_whole_has() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", BLOCK, [], n=2))
+    about = 2, 0, "a", only(fx.StartDecode, plane.prefilled(job)).attempt
+    plane.on(ev.DecodeLoaded(*about))
+    plane.on(ev.RequestCancelled("a", 1))
+    plane.on(ev.DecodeEnded(*about, 1))
+    assert plane.control.mechanisms.counts.keys() == {"prefills"}
+    plane.on(ev.RequestCancelled("a"))
+    plane.on(ev.DecodeEnded(*about, 0, 5))  # it was answered before its rank heard of that
+    assert plane.control.mechanisms.counts["decodes"] == {"tried": 1, "failed": 0}
+
+
 def test_what_was_not_tried_is_not_broken() -> None:
     mechanisms = Mechanisms()
     mechanisms.count("copies", 0, 0)
@@ -141,6 +167,9 @@ def test_puts_that_a_rank_could_not_write_or_never_told_of_are_failures() -> Non
         ids = [place.object_id for place in places if place is not None]
         written, lost = ids[failed:], ids[:failed]
         plane.on(ev.PutsEnded(2, 0, number, written, [SUMS] * len(written), lost))
+        assert plane.control.mechanisms.reasons.get("puts") == (
+            "rank 2 could not write them" if failed else None
+        )
     plane.on(ev.PutsWanted(2, 0, 4, [99], [99], [(None, 0)], ["gone"]))
     plane.now += TRANSFER_S
     plane.on(ev.Tick())
@@ -159,6 +188,7 @@ def test_a_swap_that_its_rank_gives_up_is_a_failure(how: str) -> None:
     sums = [SUMS] * len(grant.places)
     plane.on(ev.Swapped(*about, checksums=sums) if how == "swapped" else ev.Preempted(*about))
     assert plane.control.mechanisms.counts["swaps"] == {"tried": 1, "failed": int(how != "swapped")}
+    assert plane.control.mechanisms.reasons.keys() == ({"swaps"} if how != "swapped" else set())
 
 
 def test_a_swap_whose_branch_ends_meanwhile_has_neither_worked_nor_failed() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from msgspec.structs import asdict
 
+from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
+from mooncake_lite.control.request import Try
 from scheduler import Placement, Rejection, Request, State, Wait
 from scheduler.classes import ServiceClass
 from tests.mooncake_lite.control.plane import BLOCK, SUMS, Plane, only
@@ -100,3 +103,112 @@ def test_what_a_request_puts_is_of_its_class_the_tail_too() -> None:
     assert job.tail is not None
     found = [plane.control.directory.object(ref.object_id) for ref in (*job.store, job.tail)]
     assert [obj.class_id for obj in found] == [2, 2, 2]
+
+
+def so_far(keys: list[int], digests: list[int], num_tokens: int = 0) -> ev.AnswerSoFar:
+    return ev.AnswerSoFar(0, num_tokens, False, keys, digests)
+
+
+@pytest.mark.parametrize(
+    ("event", "problem"),
+    [
+        (ev.RequestArrived("a", 150, 16, [1], [1]), "keys has 1, its tokens are 2 full blocks"),
+        (ev.RequestArrived("a", 150, 16, [1, 2], [1]), "keys has 2, digests has 1"),
+        (ev.RequestArrived("a", 150, 16, [], [1, 2]), "keys has 0, digests has 2"),
+        (ev.RequestArrived("a", 150, 16, [], [], n=0), "0 answers to a prompt of 150 tokens"),
+        (ev.RequestArrived("a", 0, 16, [], []), "1 answers to a prompt of 0 tokens"),
+        (ev.RequestArrived("a", 150, 16, [], [], class_id=9), "service class 9 is unknown"),
+        (
+            ev.RequestArrived("a", 150, 16, [1, 2], [1, 2], answers=[so_far([1, 2], [1, 2], 50)]),
+            "keys has 2, its tokens are 3 full blocks",
+        ),
+    ],
+)
+def test_a_request_that_no_sound_gateway_sends_is_refused_with_the_reason(
+    event: ev.RequestArrived, problem: str
+) -> None:
+    plane = Plane()
+    effects = plane.on(event)
+    assert problem in only(fx.Reject, effects).reason
+    assert only(fx.Forget, effects).outcome == "rejected"
+    only(fx.StartPrefill, plane.arrive("a", 150))
+
+
+def test_an_answer_so_far_that_no_sound_gateway_sends_fails_its_request() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 150, [1, 2]))
+    only(fx.Recall, plane.on(ev.RequestFailed(1, 0, "a", job.attempt, "a cable")))
+    effects = plane.on(ev.Recalled("a", job.attempt, [so_far([1, 2], [1, 2], 50)]))
+    reason = "its gateway sent a malformed Recalled: keys has 2, its tokens are 3 full blocks"
+    assert only(fx.Fail, effects).reason == reason
+    only(fx.StartPrefill, plane.arrive("b", 150))
+
+
+def test_what_a_request_asks_stays_as_it_was_whatever_becomes_of_its_tries() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 150, [1, 2], tenant="t", slo_ttft_s=9.0))
+    record = plane.control.requests["a"]
+    asked, first = record.asked, record.present
+    plane.prefilled(job)
+    plane.on(ev.DecodeLoaded(2, 0, "a", 1))
+    plane.on(ev.Preempted(2, 0, "a", 1, 200, [1, 2, 3], [1, 2, 3]))
+    assert (record.asked, asked.num_tokens, asked.keys) == (asked, 150, [1, 2])
+    assert (record.num_tokens, record.keys) == (200, [1, 2, 3])
+    assert record.present is not first
+    with pytest.raises(AttributeError):
+        asked.n = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("how", ["preempted", "recalled", "undelivered", "does not fit"])
+def test_nothing_of_a_try_that_has_ended_is_left_in_the_next_one(how: str) -> None:
+    plane = Plane(blocks=8, tier=[1])
+    load = only(fx.LoadBlocks, plane.arrive("a", 150, [1, 2]))
+    sums = [SUMS] * len(load.refs)
+    job = only(fx.StartPrefill, plane.on(ev.BlocksLoaded(3, 0, load.number, [True], sums, 0.1)))
+    record = plane.control.requests["a"]
+    plane.arrive("b", 8 * BLOCK)  # is next, and the pool is full
+    if how == "undelivered":
+        plane.on(ev.Undelivered(job, "a cable"))
+    elif how == "recalled":
+        plane.on(ev.RequestFailed(1, 0, "a", 1, "a cable"))
+    else:
+        plane.prefilled(job)
+        plane.on(ev.DecodeLoaded(2, 0, "a", 1))
+    if how == "preempted":
+        plane.control.dispatcher.learning = "nobody begins"
+        plane.on(ev.Preempted(2, 0, "a", 1, 200, [1, 2, 3], [1, 2, 3]))
+    if how == "does not fit":
+        record = plane.control.requests["b"]
+        assert record.present.shortage.least_bytes > 0
+        assert (record.present.prefill, record.present.decode) == (1, 2)
+        expected = Try(
+            1, 2, record.present.fetch, record.present.most_blocks, shortage=record.present.shortage
+        )
+    else:
+        expected = Try(grant=record.present.grant)
+    assert asdict(record.present) == asdict(expected)
+    assert bool(record.present.grant) is (how in ("recalled", "undelivered"))
+
+
+def test_a_request_with_an_ended_branch_fails_and_is_not_refused_though_its_prompt_was_not_reported() -> None:
+    layout, roles = (2, 1, BLOCK, 8, 4, "none"), ["steward", "compute", "compute"]
+    control = Control(ControlConfig(layout=layout, roles=roles, nodes=[0] * 3, mode="colocated"))
+    for rank in (1, 2):
+        control.on(ev.RankJoined(rank, 0, rank, ("prefill", "decode"), 0, slots=4), 0.0)
+    control.on(ev.GatewayReady("gateway-0"), 0.0)
+    job = only(fx.StartServe, control.on(ev.RequestArrived("a", 150, 16, [], [], n=2), 1.0))
+    control.on(ev.AnswerReceived("a", 0), 2.0)
+    control.on(ev.DecodeEnded(job.rank, 0, "a", job.attempt, 0, 5), 2.0)
+    for rank in (job.rank, 3 - job.rank):  # the first one works on it
+        control.on(ev.RankLost(rank, 0, "died"), 3.0)
+    control.on(ev.Recalled("a", job.attempt, [ev.AnswerSoFar(1, 0, False)]), 4.0)
+    effects = control.on(ev.Tick(), 4.0 + control.config.wait_for_rank_s)
+    assert only(fx.Fail, effects).request_id == "a"
+
+
+def test_a_tail_is_compared_when_ranks_have_to_compare_what_they_read() -> None:
+    plane = Plane(verify=True)
+    job = only(fx.StartPrefill, plane.arrive("a", 150))
+    order = only(fx.StartDecode, plane.prefilled(job, tail_checksums=SUMS))
+    assert order.tail is not None
+    assert order.tail.check != 0

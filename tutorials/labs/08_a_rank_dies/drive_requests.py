@@ -109,7 +109,7 @@ class Plane:
             "pause_s": record.pause_s,
             "waits": name in state.held,
             "has_place": name in state._placed,
-            "worker": record.worker,
+            "worker": record.present.worker,
             "attempt": record.attempt,
             "sent": sent,
             "leases": len(owner.leased) if owner else 0,
@@ -149,7 +149,7 @@ def lose(inputs: dict[str, Any]) -> list[dict[str, Any]]:
             plane.bring(*words)
         elif verb == "dies":
             record = plane.control.requests[words[0]]
-            plane.lose_rank(STORE if words[1] == "store" else getattr(record, words[1]))
+            plane.lose_rank(STORE if words[1] == "store" else getattr(record.present, words[1]))
         elif verb == "lose":
             seen.append(plane.lose(*words))
             if not seen[-1]["is_open"] or seen[-1]["problem"]:
