@@ -58,9 +58,6 @@ class PrefillColumns:
         shown = self.instance[one.row], self.waiting_s[one.row], self.ends_s[one.row]
         assert shown == (one.instance, one.waiting_s, one.ends_s)
 
-    def __len__(self) -> int:
-        return len(self.instance)
-
 
 class DecodeColumns:
     """Instances that decode.

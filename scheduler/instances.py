@@ -134,11 +134,11 @@ class DecodeInstance:
         assert all(placed[name].placement.decode == self.instance for name in self.taken)
         assert self.free == self.slots - sum(self.taken.values()) >= 0
         assert all(1 <= slots <= placed[name].request.n for name, slots in self.taken.items())
-        context = sum(placed[name].context * slots for name, slots in self.taken.items())
+        context = sum(placed[name].request.context * slots for name, slots in self.taken.items())
         assert isclose(self.context, context, abs_tol=1e-3)
         coming = {name: slots for name, slots in self.taken.items() if not placed[name].decodes}
         assert self.coming == sum(coming.values())
-        context = sum(placed[name].context * slots for name, slots in coming.items())
+        context = sum(placed[name].request.context * slots for name, slots in coming.items())
         assert isclose(self.coming_context, context, abs_tol=1e-3)
 
 
@@ -161,8 +161,3 @@ class Placed:
     def uncached_tokens(self) -> int:
         """Return the tokens that its prefill is expected to compute."""
         return self.request.num_tokens - self.placement.cached_tokens
-
-    @property
-    def context(self) -> float:
-        """Return the tokens that each of its sequences attends to."""
-        return self.request.context

@@ -297,7 +297,7 @@ class State:
         self._look_at(prefill)
         decode = self.decodes[placed.placement.decode]
         placed.decodes = True
-        decode.begin(request_id, placed.context)
+        decode.begin(request_id, placed.request.context)
         self.decode_load.begins(request_id, decode.taken[request_id], now)
 
     def move(self, request_id: str, decode: int) -> None:
@@ -306,8 +306,8 @@ class State:
         old, new = self.decodes[placed.placement.decode], self.decodes[decode]
         slots = old.taken[request_id]
         assert new.free >= slots, f"decode instance {decode} has no free slot"
-        old.take(request_id, 0, placed.context, coming=not placed.decodes)
-        new.take(request_id, slots, placed.context, coming=not placed.decodes)
+        old.take(request_id, 0, placed.request.context, coming=not placed.decodes)
+        new.take(request_id, slots, placed.request.context, coming=not placed.decodes)
         placed.placement = msgspec.structs.replace(placed.placement, decode=decode)
         self.decode_columns.show(old)
         self.decode_columns.show(new)
@@ -354,7 +354,7 @@ class State:
     def _take_slots(self, decode: DecodeInstance, placed: Placed, slots: int) -> None:
         """Give a request this many slots, more or fewer than it has."""
         name = placed.request.request_id
-        more = decode.take(name, slots, placed.context, coming=not placed.decodes)
+        more = decode.take(name, slots, placed.request.context, coming=not placed.decodes)
         self.held.slots.keep(name, slots)
         self._free_decode_slots -= more
         self.freed_slots += more < 0
