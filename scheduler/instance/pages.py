@@ -11,9 +11,7 @@ from collections.abc import Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from scheduler.instance.prefix import NoPrefix, PrefixCache
-
-_NO_PREFIX = NoPrefix()
+from scheduler.instance.prefix import PrefixCache
 
 
 def pages_for(num_tokens: int, page_tokens: int) -> int:
@@ -178,7 +176,7 @@ class PageDraft:
     may not be used after the first of these changes.
     """
 
-    def __init__(self, pages: Pages, prefix: PrefixCache = _NO_PREFIX) -> None:
+    def __init__(self, pages: Pages, prefix: PrefixCache) -> None:
         self._idle = pages.idle
         self._kept: set[int] = set()
         self._evicted: dict[int, None] = {}

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain, Changes, units_of
+from scheduler.instance.prefix import Chain, PrefixCache, units_of
 
 PageTokens = tuple[int, ...]
 """The token ids of one page."""
@@ -47,7 +47,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class RadixPrefix:
+class RadixPrefix(PrefixCache):
     """One tree per salt.
 
         pages          of the rank; the cache marks those that it holds
@@ -63,7 +63,6 @@ class RadixPrefix:
     _node_of: dict[int, Node] = field(init=False, default_factory=dict, compare=False)  # by page
     _key_of: dict[int, int] = field(init=False, default_factory=dict)  # of the block that ends with a page
     _page_of: dict[int, int] = field(init=False, default_factory=dict)  # the reverse
-    _changes: Changes = field(init=False, default_factory=Changes)
 
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
@@ -137,10 +136,6 @@ class RadixPrefix:
         self.pages.uncache(list(self._node_of))
         self._roots.clear()
         self._node_of.clear()
-
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return the keys of the blocks that (came in, went out) since the last call."""
-        return self._changes.drain()
 
     def held(self) -> list[int]:
         """Return the keys of all blocks, and drain."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from scheduler.instance.job import PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import NoPrefix, PrefixCache
+from scheduler.instance.prefix import PrefixCache
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step, TransferEnded
 from scheduler.instance.task import Task
@@ -99,7 +99,7 @@ class State:
     preemption: Preemption = "recompute"
     leaving: list[Task] = field(default_factory=list)
     next_key: NextKey | None = None
-    prefix: PrefixCache = field(default_factory=NoPrefix)
+    prefix: PrefixCache = field(default_factory=PrefixCache)
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1
     dropped_puts: int = 0

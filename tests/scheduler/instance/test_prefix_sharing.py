@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from scheduler.instance.pages import PageDraft, Pages
-from scheduler.instance.prefix import Chain, NoPrefix
+from scheduler.instance.prefix import Chain, PrefixCache
 from tests.scheduler.instance.prefix_books import FORMS, Books
 
 pytestmark = pytest.mark.quick
@@ -204,7 +204,7 @@ def test_the_choice_of_pages_depends_on_no_random_hash() -> None:
 
 
 def test_the_form_that_shares_nothing_leaves_pages_alone() -> None:
-    pages, prefix = Pages(4, 2), NoPrefix()
+    pages, prefix = Pages(4, 2), PrefixCache()
     pages.take([0, 1])
     mine = [0, 1]
     prefix.insert(Chain(b"s"), PROMPT, mine, 4)
