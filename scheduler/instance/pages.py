@@ -57,16 +57,6 @@ class Pages:
         """Return the numbers of the pages that sequences use."""
         return self.used.keys()
 
-    @property
-    def num_free(self) -> int:
-        """Return the number of pages that hold nothing."""
-        return len(self.free)
-
-    @property
-    def num_idle(self) -> int:
-        """Return the number of pages that hold cached KV and that no sequence uses."""
-        return len(self.idle)
-
     def needed(self, num_tokens: int) -> int:
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_for(num_tokens, self.page_tokens)
@@ -181,7 +171,7 @@ class PageDraft:
         self._kept: set[int] = set()
         self._evicted: dict[int, None] = {}
         self._source = _chosen(pages, prefix, self._kept, self._evicted)
-        self.num_available = pages.num_free + pages.num_idle
+        self.num_available = len(pages.free) + len(pages.idle)
 
     @property
     def evicted(self) -> tuple[int, ...]:

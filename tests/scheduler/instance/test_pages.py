@@ -28,9 +28,9 @@ def test_a_shared_page_is_free_only_after_its_last_user_has_left() -> None:
     pages.share([0])
     assert pages.used == {0: 2, 1: 1}
     pages.give_back([0, 1])
-    assert (set(pages.held), pages.num_free) == ({0}, 3)
+    assert (set(pages.held), len(pages.free)) == ({0}, 3)
     pages.give_back([0])
-    assert (set(pages.held), pages.num_free) == (set(), 4)
+    assert (set(pages.held), len(pages.free)) == (set(), 4)
     pages.check()
 
 
@@ -39,10 +39,10 @@ def test_a_cached_page_becomes_idle_when_its_last_user_leaves_and_can_be_shared_
     pages.take([0, 1])
     pages.cache([0])
     pages.give_back([0, 1])
-    assert (list(pages.idle), pages.num_idle, pages.num_free) == ([0], 1, 3)
+    assert (list(pages.idle), len(pages.idle), len(pages.free)) == ([0], 1, 3)
     pages.share([0])
     assert pages.used == {0: 1}
-    assert pages.num_idle == 0
+    assert len(pages.idle) == 0
     pages.check()
 
 
