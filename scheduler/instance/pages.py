@@ -178,17 +178,6 @@ class PageDraft:
         """Return the pages to be dropped from the prefix cache before the step begins, in order."""
         return tuple(self._evicted)
 
-    def keep(self, pages: Sequence[int]) -> tuple[int, ...]:
-        """Keep the pages of a match from being evicted: they are about to be shared.
-
-        Returns them up to the first that this draft evicts already.
-        """
-        kept = self.not_evicted(pages)
-        idle = self._newly_kept(kept)
-        self._kept.update(idle)
-        self.num_available -= len(idle)
-        return kept
-
     def take(self, count: int) -> tuple[int, ...] | None:
         """Choose `count` pages: free ones, then idle ones, which are evicted. None when there are too few."""
         if count > self.num_available:
@@ -203,13 +192,18 @@ class PageDraft:
 
         leave   pages that must remain available
 
-        Returns (pages to share, pages to take), or None when there are too few; then nothing is kept.
+        Returns (pages to share, pages to take), or None when there are too few. The pages to share are kept
+        from being evicted.
         """
         shared = self.not_evicted(matched)
         missing = total - len(shared) + leave
-        if missing > self.num_available or missing > self.num_available - len(self._newly_kept(shared)):
+        if missing > self.num_available:
             return None
-        self.keep(shared)
+        idle = [page for page in shared if page in self._idle and page not in self._kept]
+        if missing > self.num_available - len(idle):
+            return None
+        self._kept.update(idle)
+        self.num_available -= len(idle)
         taken = self.take(total - len(shared))
         assert taken is not None
         return shared, taken
@@ -220,9 +214,6 @@ class PageDraft:
             return tuple(pages)
         end = next((index for index, page in enumerate(pages) if page in self._evicted), len(pages))
         return tuple(pages[:end])
-
-    def _newly_kept(self, pages: Sequence[int]) -> list[int]:
-        return [page for page in pages if page in self._idle and page not in self._kept]
 
 
 def _chosen(pages: Pages, prefix: PrefixCache, kept: set[int], evicted: dict[int, None]) -> Iterator[int]:

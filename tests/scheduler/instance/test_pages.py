@@ -113,7 +113,7 @@ def test_what_a_draft_chose_can_be_carried_out_in_its_order() -> None:
 def test_a_draft_keeps_the_pages_of_a_match_and_evicts_others_in_their_place() -> None:
     pages, prefix = idle_prefixes(4, 2, 2)
     draft = PageDraft(pages, prefix)
-    assert draft.keep((0,)) == (0,)
+    assert draft.keep_and_take((0,), 1) == ((0,), ())
     assert draft.num_available == 3
     assert (draft.take(3), draft.evicted) == ((1, 3, 2), (1, 3, 2))
     assert draft.take(1) is None
@@ -122,7 +122,8 @@ def test_a_draft_keeps_the_pages_of_a_match_and_evicts_others_in_their_place() -
 def test_a_page_is_kept_once_although_two_sequences_of_a_step_share_it() -> None:
     pages, prefix = idle_prefixes(4, 2)
     draft = PageDraft(pages, prefix)
-    assert draft.keep((0, 1)) == draft.keep((0, 1)) == (0, 1)
+    for _ in range(2):
+        assert draft.keep_and_take((0, 1), 2) == ((0, 1), ())
     assert draft.num_available == 2
 
 
@@ -130,7 +131,6 @@ def test_of_a_match_only_the_part_is_kept_that_the_same_draft_has_not_evicted() 
     pages, prefix = idle_prefixes(4, 4)
     draft = PageDraft(pages, prefix)
     assert draft.take(2) == (3, 2)
-    assert draft.keep((0, 1, 2, 3)) == (0, 1)
     assert draft.keep_and_take((0, 1, 2, 3), 2) == ((0, 1), ())
     assert draft.num_available == 0
 
