@@ -331,12 +331,6 @@ class PrefixIndex:
         named = {bits: [self._place_of_bit[n] for n in _columns(bits)] for bits in self._combinations}
         return {(key, *place) for key, run in self._run_of.items() for place in named[run.places.bits]}
 
-    def runs(self) -> list[tuple[int, ...]]:
-        """Return the keys of each run, for tests and measurements."""
-        for run in {id(run): run for run in self._run_of.values() if run.gone}.values():
-            self._tidy(run)
-        return [tuple(run) for key, run in self._run_of.items() if run[0] == key]
-
     def check(self) -> None:
         """Assert the invariants."""
         assert self._bit_of == {place: 1 << n for n, place in enumerate(self._place_of_bit)}
