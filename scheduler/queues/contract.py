@@ -15,7 +15,7 @@ from scheduler.requests import Request
 class Queue(Protocol):
     """Gives each request a key when it joins a line; the least key begins first. Every form extends it.
 
-    A key changes while a request waits only where `on_leave` returns a new one, so that a line is a heap.
+    A key changes while a request waits only where `on_leave` returns a new one, so that a line stays sorted.
 
     trust   part of the decode slots that go by predicted length instead, 0 to 1; see predicted.py
     """
