@@ -84,6 +84,3 @@ class DecodeColumns:
         """Assert that the row of an instance repeats its numbers."""
         shown = self.instance[one.row], self.free[one.row], self.batch[one.row], self.context[one.row]
         assert shown == (one.instance, one.free, one.slots - one.free, one.context)
-
-    def __len__(self) -> int:
-        return len(self.instance)

@@ -97,7 +97,6 @@ class DecodeInstance:
     """
 
     instance: int
-    node: int
     slots: int
     free: int
     taken: dict[str, int] = field(default_factory=dict)

@@ -117,7 +117,7 @@ class State:
             self.pages.add_holder(instance, instance)
         if "decode" in wanted:
             assert instance not in self.decodes, f"instance {instance} decodes already"
-            self.decodes[instance] = DecodeInstance(instance, node, slots, free=slots)
+            self.decodes[instance] = DecodeInstance(instance, slots, free=slots)
             self.decodes = dict(sorted(self.decodes.items()))
             self.decode_slots += slots
             self._free_decode_slots += slots
