@@ -87,8 +87,7 @@ class State:
         self.pages = PrefixIndex()
         self.prefills: dict[int, PrefillInstance] = {}
         self.decodes: dict[int, DecodeInstance] = {}
-        self.prefill_columns = PrefillColumns((), (), (), ())
-        self.decode_columns = DecodeColumns((), ())
+        self._make_columns()
         self.num_placed = 0
         self.held = HeldLine(self.queue)
         self._placed: dict[str, Placed] = {}
