@@ -36,32 +36,13 @@ def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Itera
 
 
 @dataclass(slots=True)
-class Changes:
-    """Keys of blocks that came into a cache or left it, until they are reported."""
-
-    _came_in: dict[int, bool] = field(default_factory=dict)
-
-    def note(self, key: int, *, came_in: bool) -> None:
-        """Note a change. Coming in and going out cancel each other."""
-        if key in self._came_in:
-            del self._came_in[key]
-        else:
-            self._came_in[key] = came_in
-
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return the keys that (came in, went out) since the last call."""
-        changed, self._came_in = self._came_in, {}
-        came_in = [key for key, came in changed.items() if came]
-        return came_in, [key for key, came in changed.items() if not came]
-
-
-@dataclass(slots=True)
 class PrefixCache:
     """Maps leading tokens to pages that hold them. It consists of units, runs of pages that are shared whole.
 
     This form shares nothing: every sequence computes all of its tokens. The others extend it.
 
     unit_tokens   tokens of a unit; `insert` changes nothing until a sequence has filled another one
+    _came_in      key of a block that came in or went out since the last `drain` -> which of the two
 
     Invariants, which the callers and all forms keep:
 
@@ -72,7 +53,7 @@ class PrefixCache:
     follow it. So the order of `Pages.idle` evicts the end of a prefix before its beginning.
     """
 
-    _changes: Changes = field(init=False, default_factory=Changes)
+    _came_in: dict[int, bool] = field(init=False, default_factory=dict)
 
     @property
     def unit_tokens(self) -> int:
@@ -112,7 +93,16 @@ class PrefixCache:
 
     def drain(self) -> tuple[list[int], list[int]]:
         """Return the keys of the blocks that (came in, went out) since the last call. No key is in both."""
-        return self._changes.drain()
+        changed, self._came_in = self._came_in, {}
+        came_in = [key for key, came in changed.items() if came]
+        return came_in, [key for key, came in changed.items() if not came]
+
+    def _note(self, key: int, *, came_in: bool) -> None:
+        """Note a change. Coming in and going out cancel each other."""
+        if key in self._came_in:
+            del self._came_in[key]
+        else:
+            self._came_in[key] = came_in
 
     def held(self) -> list[int]:
         """Return the keys of all blocks, for a listener that knows none, and drain."""

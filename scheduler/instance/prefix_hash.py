@@ -126,7 +126,7 @@ class HashPrefix(PrefixCache):
         )
         for block in blocks:
             del self._blocks[block.key]
-            self._changes.note(block.key, came_in=False)
+            self._note(block.key, came_in=False)
         self.pages.uncache(pages)
 
     def clear(self) -> None:
@@ -135,7 +135,7 @@ class HashPrefix(PrefixCache):
 
     def held(self) -> list[int]:
         """Return the keys of all blocks, and drain."""
-        self._changes.drain()
+        self._came_in.clear()
         return list(self._blocks)
 
     def check(self) -> None:
@@ -153,5 +153,5 @@ class HashPrefix(PrefixCache):
 
     def _add(self, block: Block) -> None:
         self._blocks[block.key] = self._by_end[block.pages[-1]] = block
-        self._changes.note(block.key, came_in=True)
+        self._note(block.key, came_in=True)
         self.pages.cache(block.pages)

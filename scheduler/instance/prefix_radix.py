@@ -139,7 +139,7 @@ class RadixPrefix(PrefixCache):
 
     def held(self) -> list[int]:
         """Return the keys of all blocks, and drain."""
-        self._changes.drain()
+        self._came_in.clear()
         return list(self._page_of)
 
     def check(self) -> None:
@@ -190,14 +190,14 @@ class RadixPrefix(PrefixCache):
             key, page = chain.keys[number], pages[(number + 1) * size - 1]
             if key not in self._page_of:
                 self._key_of[page], self._page_of[key] = key, page
-                self._changes.note(key, came_in=True)
+                self._note(key, came_in=True)
 
     def _forget_keys(self, pages: Sequence[int]) -> None:
         for page in pages:
             if page in self._key_of:
                 key = self._key_of.pop(page)
                 del self._page_of[key]
-                self._changes.note(key, came_in=False)
+                self._note(key, came_in=False)
 
     def _split(self, node: Node, count: int) -> Node:
         """Move the first `count` pages of a run into a node of their own, above the rest. Return it."""
