@@ -6,7 +6,6 @@ docs/explain/conductor.md.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,8 @@ class View:
             self.in_pages = pages.near_columns()[columns.page_column]
             self.near = np.maximum(self.near, self.in_pages)
         self.queue_s = state.queue_s(now)
+        self._fetch_s: np.ndarray | None = None
+        self._in_rack: np.ndarray | None = None
 
     def tokens(self, blocks: Column) -> Any:
         """Return what `Request.cached_tokens` gives, for a number or a column of blocks."""
@@ -55,10 +56,12 @@ class View:
         columns, cached = self.state.prefill_columns, self.tokens(reused)
         return self.state.costs.prefill_s(columns.instance, self.request.num_tokens, cached)  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def fetch_s(self) -> np.ndarray:
         """Return (n,) predicted seconds to move the rest of the longest prefix to each instance."""
-        return self.fetch_beyond_s(self.near)
+        if self._fetch_s is None:
+            self._fetch_s = self.fetch_beyond_s(self.near)
+        return self._fetch_s
 
     def fetch_beyond_s(self, had: np.ndarray) -> np.ndarray:
         """Return (n,) predicted seconds to move the longest prefix without its first `had` blocks.
@@ -73,13 +76,17 @@ class View:
         flows = state.flows.least(pool)
         return state.costs.fetch_s(state.prefill_columns.instance, 0, moved, flows, ssd)  # type: ignore[no-any-return]
 
-    @cached_property
+    @property
     def in_rack(self) -> np.ndarray:
         """Return (n,) leading blocks in DRAM of all nodes of each instance's rack; at least `near`."""
-        state = self.state
-        found = {rack: self.pool.among(bits) for rack, bits in state.racks.bits(state.index.nodes).items()}
-        of_rows = [found[state.racks.of(one.node)] for one in state.prefills.values()]
-        return np.maximum(self.near, of_rows)
+        if self._in_rack is None:
+            state = self.state
+            found = {
+                rack: self.pool.among(bits) for rack, bits in state.racks.bits(state.index.nodes).items()
+            }
+            of_rows = [found[state.racks.of(one.node)] for one in state.prefills.values()]
+            self._in_rack = np.maximum(self.near, of_rows)
+        return self._in_rack
 
     @property
     def rack_fetch_s(self) -> np.ndarray:
