@@ -21,7 +21,6 @@ list. The next reader of the list splits it at all such keys.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -369,12 +368,18 @@ def _num_equal(run: _Run, keys: Sequence[int], at: int) -> int:
         run.depth = at  # known now
         return 1
     start = at - run.depth
-    count = min(len(run) - start, len(keys) - at)
-    if start < 0 or count < 1 or run[start] != keys[at]:
+    low, high = 1, min(len(run) - start, len(keys) - at)
+    if start < 0 or high < 1 or run[start] != keys[at]:
         return 1  # equal keys at different depths: chains that collide
-    if run[start + count - 1] == keys[at + count - 1]:
-        return count
-    return bisect_left(range(count), True, key=lambda number: run[start + number] != keys[at + number])
+    if run[start + high - 1] == keys[at + high - 1]:
+        return high
+    while high - low > 1:  # at least `low` keys are equal, and fewer than `high`
+        middle = (low + high) // 2
+        if run[start + middle - 1] == keys[at + middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _columns(bits: int) -> np.ndarray:
