@@ -58,9 +58,6 @@ class PrefillColumns:
         shown = self.instance[one.row], self.waiting_s[one.row], self.ends_s[one.row]
         assert shown == (one.instance, one.waiting_s, one.ends_s)
 
-    def __len__(self) -> int:
-        return len(self.instance)
-
 
 class DecodeColumns:
     """Instances that decode.
@@ -87,6 +84,3 @@ class DecodeColumns:
         """Assert that the row of an instance repeats its numbers."""
         shown = self.instance[one.row], self.free[one.row], self.batch[one.row], self.context[one.row]
         assert shown == (one.instance, one.free, one.slots - one.free, one.context)
-
-    def __len__(self) -> int:
-        return len(self.instance)

@@ -5,6 +5,7 @@ Kept by `scheduler.state`, read by policies. Books only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from scheduler.prefix_index import Leading
@@ -18,20 +19,18 @@ class Flows:
     """
 
     def __init__(self) -> None:
-        self._by_node: dict[int, int] = {}
+        self._by_node = Counter[int]()
         self._sources: dict[str, list[int]] = {}
 
     def begin(self, request_id: str, nodes: Iterable[int]) -> None:
         """Note the other nodes that a running prefill reads from, each named once."""
         if sources := list(nodes):
             self._sources[request_id] = sources
-        for node in sources:
-            self._by_node[node] = self._by_node.get(node, 0) + 1
+            self._by_node.update(sources)
 
     def end(self, request_id: str) -> None:
         """Note that a prefill has ended. One that reads nothing changes nothing."""
-        for node in self._sources.pop(request_id, ()):
-            self._by_node[node] -= 1
+        self._by_node.subtract(self._sources.pop(request_id, ()))
 
     def least(self, pool: Leading) -> int:
         """Return the transfers under way at the least busy node with the longest prefix in DRAM."""
@@ -39,8 +38,8 @@ class Flows:
             return 0
         longest = max(pool.by_node.values(), default=0)
         nodes = [node for node, blocks in pool.by_node.items() if blocks == longest]
-        return min((self._by_node.get(node, 0) for node in nodes), default=0)
+        return min((self._by_node[node] for node in nodes), default=0)
 
     def check(self) -> None:
         """Assert that both books agree."""
-        assert sum(self._by_node.values()) == sum(map(len, self._sources.values()))
+        assert self._by_node.total() == sum(map(len, self._sources.values()))

@@ -50,10 +50,6 @@ class HotSpots:
         self._remembered = remembered
         self._reads: OrderedDict[tuple[int, int], tuple[float, int]] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Return the number of counted pairs."""
-        return len(self._reads)
-
     def on_read(self, node: int, keys: Sequence[int], near: Sequence[bool], now: float) -> list[int]:
         """Count a prefill's reads on `node`. Returns the keys to copy there, front to back.
 

@@ -21,7 +21,7 @@ list. The next reader of the list splits it at all such keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from weakref import WeakValueDictionary
@@ -158,10 +158,6 @@ class PrefixIndex:
             self._bit_of[holder, tier] = 1 << len(self._place_of_bit)
             self._place_of_bit.append((holder, tier))
 
-    def bit(self, holder: int, tier: Tier) -> int:
-        """Return the bit of a place in a combination; 0 for an unknown holder."""
-        return self._bit_of.get((holder, tier), 0)
-
     # ------------------------------------------------------------------------------ changes
 
     def stored(self, key: int, holder: int, tier: Tier) -> None:
@@ -198,7 +194,7 @@ class PrefixIndex:
 
     def removed_run(self, keys: list[int], holder: int, tier: Tier) -> None:
         """Note that blocks can no longer be read from there. Fast for blocks in the order of their chain."""
-        bit, at = self.bit(holder, tier), 0
+        bit, at = self._bit_of.get((holder, tier), 0), 0
         while at < len(keys):
             run = self._run_with(keys[at])
             if run is None:
@@ -282,7 +278,7 @@ class PrefixIndex:
     def _node_bits(self, bits: int) -> int:
         """Return the bits of the nodes that have a holder with its DRAM bit set."""
         nodes = 0
-        for number in _set_bits(bits):
+        for number in _columns(bits):
             holder, tier = self._place_of_bit[number]
             if tier == "dram":
                 nodes |= 1 << self._column_of_holder[holder]
@@ -332,14 +328,8 @@ class PrefixIndex:
 
     def places(self) -> set[tuple[int, int, Tier]]:
         """Return every (key, holder, tier), for comparison with the store's directory."""
-        named = {bits: [self._place_of_bit[n] for n in _set_bits(bits)] for bits in self._combinations}
+        named = {bits: [self._place_of_bit[n] for n in _columns(bits)] for bits in self._combinations}
         return {(key, *place) for key, run in self._run_of.items() for place in named[run.places.bits]}
-
-    def runs(self) -> list[tuple[int, ...]]:
-        """Return the keys of each run, for tests and measurements."""
-        for run in {id(run): run for run in self._run_of.values() if run.gone}.values():
-            self._tidy(run)
-        return [tuple(run) for key, run in self._run_of.items() if run[0] == key]
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -355,7 +345,7 @@ class PrefixIndex:
         assert 0 not in self._combinations, "a run without a place is kept"
         for bits, places in self._combinations.items():
             assert places.nodes == self._node_bits(bits)
-            assert places.node_columns is None or [*places.node_columns] == [*_set_bits(places.nodes)]
+            assert places.node_columns is None or [*places.node_columns] == [*_columns(places.nodes)]
 
 
 def _shared(own: list[int], keys: list[int], at: int) -> tuple[int, int]:
@@ -392,15 +382,7 @@ def _num_equal(run: _Run, keys: Sequence[int], at: int) -> int:
     return low
 
 
-def _columns(nodes: int) -> np.ndarray:
-    """Return the numbers of the bits that are set as an index array."""
-    as_bytes = np.frombuffer(nodes.to_bytes((nodes.bit_length() + 7) // 8, "little"), np.uint8)
+def _columns(bits: int) -> np.ndarray:
+    """Return the numbers of the bits that are set as an index array, lowest first."""
+    as_bytes = np.frombuffer(bits.to_bytes((bits.bit_length() + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))
-
-
-def _set_bits(bits: int) -> Iterator[int]:
-    """Yield the numbers of the bits that are set, lowest first."""
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest

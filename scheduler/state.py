@@ -87,8 +87,7 @@ class State:
         self.pages = PrefixIndex()
         self.prefills: dict[int, PrefillInstance] = {}
         self.decodes: dict[int, DecodeInstance] = {}
-        self.prefill_columns = PrefillColumns((), (), (), ())
-        self.decode_columns = DecodeColumns((), ())
+        self._make_columns()
         self.num_placed = 0
         self.held = HeldLine(self.queue)
         self._placed: dict[str, Placed] = {}
@@ -117,7 +116,7 @@ class State:
             self.pages.add_holder(instance, instance)
         if "decode" in wanted:
             assert instance not in self.decodes, f"instance {instance} decodes already"
-            self.decodes[instance] = DecodeInstance(instance, node, slots, free=slots)
+            self.decodes[instance] = DecodeInstance(instance, slots, free=slots)
             self.decodes = dict(sorted(self.decodes.items()))
             self.decode_slots += slots
             self._free_decode_slots += slots
@@ -295,10 +294,9 @@ class State:
         prefill = self._prefill_of(request_id)
         self._leave_slot(prefill, placed, now, is_done=True)
         self._look_at(prefill)
-        decode = self.decodes[placed.placement.decode]
         placed.decodes = True
-        decode.begin(request_id, placed.context)
-        self.decode_load.begins(request_id, decode.taken[request_id], now)
+        slots = self.decodes[placed.placement.decode].taken[request_id]
+        self.decode_load.begins(request_id, slots, now)
 
     def move(self, request_id: str, decode: int) -> None:
         """Give a request slots of another decode instance instead of those that it has."""
@@ -306,8 +304,8 @@ class State:
         old, new = self.decodes[placed.placement.decode], self.decodes[decode]
         slots = old.taken[request_id]
         assert new.free >= slots, f"decode instance {decode} has no free slot"
-        old.take(request_id, 0, placed.context, coming=not placed.decodes)
-        new.take(request_id, slots, placed.context, coming=not placed.decodes)
+        old.take(request_id, 0, placed.request.context)
+        new.take(request_id, slots, placed.request.context)
         placed.placement = msgspec.structs.replace(placed.placement, decode=decode)
         self.decode_columns.show(old)
         self.decode_columns.show(new)
@@ -354,7 +352,7 @@ class State:
     def _take_slots(self, decode: DecodeInstance, placed: Placed, slots: int) -> None:
         """Give a request this many slots, more or fewer than it has."""
         name = placed.request.request_id
-        more = decode.take(name, slots, placed.context, coming=not placed.decodes)
+        more = decode.take(name, slots, placed.request.context)
         self.held.slots.keep(name, slots)
         self._free_decode_slots -= more
         self.freed_slots += more < 0
@@ -391,8 +389,9 @@ class State:
 
     def decoding(self, instance: int) -> tuple[int, float]:
         """Return the sequences that an instance decodes now, and the tokens that they attend to."""
-        decode = self.decodes[instance]
-        return decode.slots - decode.free - decode.coming, decode.context - decode.coming_context
+        taken = [(self._placed[name], slots) for name, slots in self.decodes[instance].taken.items()]
+        begun = [(slots, slots * placed.request.context) for placed, slots in taken if placed.decodes]
+        return sum(slots for slots, _ in begun), sum(context for _, context in begun)
 
     def __contains__(self, request_id: str) -> bool:
         """Tell whether the request is held or has a place."""
@@ -430,6 +429,7 @@ class State:
         assert not any(name in self.held for name in self._placed)
         self.held.check()
         self.decode_load.check(sum(one.slots - one.free for one in self.decodes.values()))
+        assert self.decode_load.running == sum(self.decoding(instance)[0] for instance in self.decodes)
         assert list(self.prefills) == sorted(self.prefills)
         assert list(self.decodes) == sorted(self.decodes)
         for prefill in self.prefills.values():

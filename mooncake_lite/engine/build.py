@@ -22,11 +22,9 @@ class Starting(Protocol):
 
     def compiling(self, done: int, total: int, name: str) -> None:
         """Show which kernel is compiled."""
-        ...
 
     def starting(self, what: str) -> None:
         """Show what else is done."""
-        ...
 
 
 def build_engine(

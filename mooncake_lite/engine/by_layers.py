@@ -173,9 +173,8 @@ class Outgoing:
                     some += map(checksum, part)
                 moves = _moves("write", parts, group.places, layers, layout.layer_nbytes)
                 flying.append(self._transfers.submit(moves, ("store KV", group.job[0])))
-            while flying:
-                flying[0].wait(TRANSFER_LIMIT_S)
-                flying.popleft()
+            for batch in flying:
+                batch.wait(TRANSFER_LIMIT_S)
         except TransferError as error:
             late = [_end(batch) for batch in flying]
             return TransferEnded(group.half, str(error), any(late))

@@ -65,7 +65,7 @@ def generate(
 
     from mooncake_lite.config.machine import usable_cores
     from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
-    from mooncake_lite.engine.local import generate_tokens, use_threads
+    from mooncake_lite.engine.local import generate_all, use_threads
     from mooncake_lite.messages import Sampling
     from mooncake_lite.model.forward import load_model
     from mooncake_lite.model.progress import resolve_visibly
@@ -87,7 +87,8 @@ def generate(
 
     detokenizer = tokenizer.detokenizer()
     times = []
-    for token in generate_tokens(model, prompt_ids, sampling, max_tokens, frozenset(tokenizer.eos_ids)):
+    stop_ids = frozenset(tokenizer.eos_ids)
+    for _, token in generate_all(model, [prompt_ids], sampling, max_tokens, stop_ids):
         times.append(time.perf_counter())
         click.echo(detokenizer.push([token]), nl=False)
     click.echo(detokenizer.flush())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,29 +55,17 @@ def compile_with_helpers(use: KernelUse, report: Report, helpers: int) -> None:
     helpers   processes to start, at most MAX_HELPERS, when something has to be compiled; they end here too
     """
     helpers = min(helpers, MAX_HELPERS) if SHARED_CACHE else 0
-    with _helpers(use, helpers) as start:
-
-        def on_compile(done: int, total: int, name: str) -> None:
-            start()
-            report(done, total, name)
-
-        compile_ahead(steps_of(use), on_compile)
-
-
-@contextmanager
-def _helpers(use: KernelUse, count: int) -> Iterator[Callable[[], None]]:
-    """A function that starts the helpers, if they are not there yet."""
     started: list[subprocess.Popen[bytes]] = []
     command = [sys.executable, "-m", "kernels_numba.ahead", use.to_json()]
-
     silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
-    def start() -> None:
-        while len(started) < count:
+    def on_compile(done: int, total: int, name: str) -> None:
+        while len(started) < helpers:
             started.append(start_child(command, **silent))
+        report(done, total, name)
 
     try:
-        yield start
+        compile_ahead(steps_of(use), on_compile)
     finally:
         for process in started:
             process.kill()  # its locks end with it, and Numba renames whole files into the cache

@@ -21,7 +21,6 @@ class OnMoved(Protocol):
 
     def __call__(self, halves: Seq[TransferEnded], late: Seq[Late] = ()) -> object:
         """Take them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,10 @@ class ComputeEngine(Protocol):
     @property
     def block_shape(self) -> tuple[int, ...]:
         """Return the shape of one pool block."""
-        ...
 
     @property
     def block_dtype(self) -> type[np.generic]:
         """Return NumPy's type of one element of a block."""
-        ...
 
     def compute(
         self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
@@ -64,11 +61,9 @@ class ComputeEngine(Protocol):
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order; fewer than it has targets if logits are not finite.
         """
-        ...
 
     def probe(self) -> None:
         """Compute a token on a page that no chunk has. Raises if the engine cannot."""
-        ...
 
     def pass_on(
         self, chunks: Seq[Chunk], hook: LayerHook | None = None, hidden: np.ndarray | None = None
@@ -77,19 +72,15 @@ class ComputeEngine(Protocol):
 
         Returns hidden states for the next stage: a row of bytes for each token, (tokens, nbytes) uint8.
         """
-        ...
 
     def copy_pages(self, sources: Seq[int], targets: Seq[int]) -> None:
         """Copy the KV of whole pages to other pages, one to one."""
-        ...
 
     def load_blocks(self, pages: Seq[int], blocks: np.ndarray, layers: slice | None = None) -> None:
         """Copy blocks (n, *block_shape) into pages; the last block may have fewer pages.
 
         layers   that the blocks have, in place of all
         """
-        ...
 
     def store_blocks(self, pages: Seq[int], out: np.ndarray, layers: slice | None = None) -> None:
         """Copy pages into blocks `out`; see load_blocks."""
-        ...

@@ -79,22 +79,14 @@ class EmulatedEngine:
         hidden_nbytes: int = 8,
     ) -> None:
         self.layout = layout
+        self.block_shape = layout.shape
+        self.block_dtype = np.uint16 if layout.itemsize == 2 else np.float32  # the bits of a bfloat16
         self.num_pages = num_pages
         self._vocab_size = vocab_size
         self._seconds = seconds
         self._wait = wait
         self._hidden_nbytes = hidden_nbytes
         self._digests = np.zeros(num_pages * PAGE_TOKENS, np.uint64)
-
-    @property
-    def block_shape(self) -> tuple[int, ...]:
-        """Return the shape of one pool block."""
-        return self.layout.shape
-
-    @property
-    def block_dtype(self) -> type[np.generic]:
-        """Return NumPy's type of one element of a block: uint16 holds the bits of a bfloat16."""
-        return np.uint16 if self.layout.itemsize == 2 else np.float32
 
     # ------------------------------------------------------------------------------ computing
 

@@ -23,18 +23,6 @@ LIMITS = instance.Limits(tokens=2048, prefills=4)
 multiplies fewer rows at once."""
 
 
-def generate_tokens(
-    model: Model,
-    prompt_ids: list[int],
-    sampling: Sampling,
-    max_tokens: int,
-    stop_ids: frozenset[int],
-) -> Iterator[int]:
-    """Yield the answer's tokens, one by one. Raises ConfigError when the prompt fills the context."""
-    for _, token in generate_all(model, [prompt_ids], sampling, max_tokens, stop_ids):
-        yield token
-
-
 def generate_all(
     model: Model,
     prompts: list[list[int]],

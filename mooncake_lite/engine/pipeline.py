@@ -236,7 +236,7 @@ class FirstRunner:
         while self._near.ended:
             report = self._near.ended.popleft()
             if isinstance(report, HalfEnded):
-                told.append((report.stage, _ended_of(report)))
+                told.append((report.stage, report.ended))
             else:
                 late.append(Late(JobId(*report.job), report.tokens, report.logprobs, report.scores))
         whole = list(self._whole(told))
@@ -345,8 +345,4 @@ def reports_of(stage: int, result: Result) -> list[HalfEnded | LateTokens]:
 
 def halves_of(stage: int, ended: Iterable[TransferEnded]) -> list[HalfEnded]:
     """Return what a stage reports of transfers."""
-    return [HalfEnded(stage, one.number, one.problem, one.may_still_land, list(one.sums)) for one in ended]
-
-
-def _ended_of(half: HalfEnded) -> TransferEnded:
-    return TransferEnded(half.number, half.problem, half.may_still_land, sums=half.sums)
+    return [HalfEnded(stage, one) for one in ended]

@@ -13,8 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mooncake_lite.engine.by_layers import Incoming, LayersLost, MovingHook, Outgoing
 from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
 from mooncake_lite.engine.flights import Flights
@@ -39,6 +37,7 @@ class Runner:
 
     staging, transfers   None where no block is moved
     compute              in place of the engine's: of a stage of a pipeline, which has not all layers
+    _moves               whether blocks are moved. Only then it has staging memory, transfers and flights
     _copying             half -> its group, and the checksums that the copying thread will return
     _leaving             half -> the end of a group that leaves by layers, from the same thread
     """
@@ -52,13 +51,13 @@ class Runner:
     ) -> None:
         self.engine = engine
         self._computes, self._isolation = compute, Isolation(engine)
-        self._staging, self._transfers = staging, transfers
-        self._halves = self._puts = None
         self._copier = ThreadPoolExecutor(1, "copier")
         self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
         self._leaving: dict[int, Future[TransferEnded]] = {}
         self._waited_s = 0.0  # for layers, in the pass under way
+        self._moves = False
         if transfers is not None and staging is not None:
+            self._moves, self._staging, self._transfers = True, staging, transfers
             whole = compute is None
             self._halves, self._puts = (Flights(transfers, staging.layout, whole) for _ in range(2))
 
@@ -67,7 +66,7 @@ class Runner:
 
         moved   called with the transfers of halves that have ended while chunks are computed
         """
-        saved = self._move(step) if self._staging is not None else []
+        saved = self._move(step) if self._moves else []
         copies = [growth for growth in step.grow if growth.copies is not None]
         if copies:
             targets = [growth.pages[0] for growth in copies]
@@ -80,7 +79,7 @@ class Runner:
             drawn, scores, faults, lost = [], [], [], error.ended
         compute_s = time.perf_counter() - began - self._waited_s
         tokens, logprobs = [one.token for one in drawn], [one.logprobs for one in drawn]
-        if self._halves is None or self._puts is None:
+        if not self._moves:
             return Result(step, tokens, compute_s=compute_s, logprobs=logprobs, scores=scores, faults=faults)
         if step.only_waits:
             self._wait()
@@ -91,9 +90,9 @@ class Runner:
 
     def _compute(self, step: Step, moved: OnMoved | None) -> Passed:
         """Do the pass. Raises LayersLost when its prefix does not come."""
-        staging, transfers = self._staging, self._transfers
-        if staging is None or transfers is None or self._halves is None:
+        if not self._moves:
             return self._pass(step.chunks, lambda chunks: None)
+        staging, transfers = self._staging, self._transfers
         incoming, behind = None, list[Outgoing]()
         for group in step.writes:
             if group.behind:
@@ -128,7 +127,7 @@ class Runner:
     @property
     def is_moving(self) -> bool:
         """Tell whether blocks of a half are on their way."""
-        return bool(self._copying) or (self._halves is not None and self._halves.flying)
+        return self._moves and (bool(self._copying) or self._halves.flying)
 
     def close(self) -> None:
         """End the copying thread, before the staging memory goes."""
@@ -136,8 +135,6 @@ class Runner:
 
     def _wait(self) -> None:
         """Wait for a copy or a transfer, for WAIT_S at most. Copies of a transfer are done meanwhile."""
-        assert self._halves is not None
-        assert self._puts is not None
         if self._copying or self._leaving:
             futures: list[Future[Any]] = [future for _, future in self._copying.values()]
             wait([*futures, *self._leaving.values()], WAIT_S, return_when=FIRST_COMPLETED)
@@ -146,14 +143,11 @@ class Runner:
 
     def _ended(self) -> list[TransferEnded]:
         """Begin the transfers of groups that have been copied, and return those of halves that have ended."""
-        assert self._halves is not None
         for half, (group, future) in list(self._copying.items()):
             if future.done():
                 del self._copying[half]
-                blocks = self._blocks(group)
-                self._halves.begin(
-                    half, "write", group.places, blocks, ("store KV", group.job[0]), future.result()
-                )
+                blocks, label = self._staging.half(half, len(group.places)), ("store KV", group.job[0])
+                self._halves.begin(half, "write", group.places, blocks, label, future.result())
         gone = [half for half, future in self._leaving.items() if future.done()]
         return [*self._halves.ended(), *(self._leaving.pop(half).result() for half in gone)]
 
@@ -165,9 +159,6 @@ class Runner:
     def _move(self, step: Step) -> list[list[int]]:
         """Copy blocks within the rank and begin transfers. Returns checksums of `saves`."""
         staging, halves, puts = self._staging, self._halves, self._puts
-        assert staging is not None
-        assert halves is not None
-        assert puts is not None
         for read in step.reads:
             blocks = staging.half(read.half, len(read.places))
             halves.begin(read.half, "read", read.places, blocks, ("load KV", read.job[0]))
@@ -187,17 +178,11 @@ class Runner:
             puts.begin(put.put, "write", put.places, slots, ("put decoded blocks", ""))
         return saved
 
-    def _blocks(self, group: WriteGroup) -> np.ndarray:
-        """Return the blocks of a half that a group has."""
-        assert self._staging is not None
-        return self._staging.half(group.half, len(group.places))
-
     def _copy_out(self, group: WriteGroup) -> list[list[int]]:
         """Copy a group from its pages into its half. Returns the checksums of its blocks.
 
         Done by the copying thread, beside a forward pass that writes other pages.
         """
-        assert self._staging is not None
-        blocks = self._blocks(group)
+        blocks = self._staging.half(group.half, len(group.places))
         self.engine.store_blocks(group.pages, blocks)
         return [self._staging.layout.checksums(block) for block in blocks]

@@ -81,17 +81,7 @@ from mooncake_lite.messages.gateway import (
     Submit,
     Tokens,
 )
-from mooncake_lite.messages.parts import (
-    BlockRef,
-    Body,
-    BranchAnswer,
-    Logprobs,
-    Message,
-    Metric,
-    Plain,
-    Sampling,
-    Span,
-)
+from mooncake_lite.messages.parts import Body, BranchAnswer, Logprobs, Message, Metric, Sampling, Span
 from mooncake_lite.messages.pool import PoolEnded, PoolQuery
 from mooncake_lite.messages.ranks import (
     Conducting,
@@ -102,6 +92,7 @@ from mooncake_lite.messages.ranks import (
     Stopped,
     TraceLines,
 )
+from store.objects import BlockRef
 
 TO_CONDUCTOR = (
     GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain

@@ -10,9 +10,8 @@ from typing import Literal
 import msgspec
 
 from mooncake_lite.control.message import Message
-from store.objects import BlockRef
 
-__all__ = ["BlockRef", "Body", "BranchAnswer", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
+__all__ = ["Body", "BranchAnswer", "Logprobs", "Message", "Metric", "Plain", "Sampling", "Span"]
 
 
 class Plain(msgspec.Struct, frozen=True, array_like=True):

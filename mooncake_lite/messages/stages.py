@@ -8,6 +8,7 @@ Explained in docs/explain/layer-wise-prefill.md.
 from __future__ import annotations
 
 from mooncake_lite.messages.parts import Logprobs, Message, Plain, Sampling
+from scheduler.instance.step import TransferEnded
 from store.objects import BlockRef
 
 
@@ -71,16 +72,14 @@ class HiddenTaken(Message, frozen=True):
 
 
 class HalfEnded(Message, frozen=True):
-    """A stage -> the first one: a step.TransferEnded, with the checksums of its layers.
+    """A stage -> the first one: the end of a transfer, with the checksums of its layers.
 
-    sums   of each block that was written; of blocks that were read, of those that have to be compared
+    ended   its sums are of each block that was written; of blocks that were read, of those that have to be
+            compared
     """
 
     stage: int
-    number: int
-    problem: str
-    may_still_land: bool
-    sums: list[list[int]]
+    ended: TransferEnded
 
 
 class LateTokens(Message, frozen=True):

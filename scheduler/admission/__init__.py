@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from scheduler.admission.after_prefill import AfterPrefill
 from scheduler.admission.bounded_queue import BoundedQueue
-from scheduler.admission.contract import Admission, AdmitAll
+from scheduler.admission.contract import Admission
 from scheduler.admission.early import Early
 from scheduler.admission.predicted import predicted_wait_s
 from scheduler.admission.predictive import Predictive
 from scheduler.admission.shed import Shed
 
 ADMISSIONS: dict[str, Callable[[], Admission]] = {
-    AdmitAll.name: AdmitAll,
+    Admission.name: Admission,
     BoundedQueue.name: BoundedQueue,
     AfterPrefill.name: AfterPrefill,
     Early.name: Early,

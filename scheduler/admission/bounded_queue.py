@@ -6,13 +6,13 @@ with it, so that no line grows without bound.
 
 from __future__ import annotations
 
-from scheduler.admission.contract import AdmitAll, retry_after_s
+from scheduler.admission.contract import Admission, retry_after_s
 from scheduler.admission.predicted import begins_s, predicted_wait_s
 from scheduler.requests import Rejection, Request
 from scheduler.state import State
 
 
-class BoundedQueue(AdmitAll):
+class BoundedQueue(Admission):
     """Refuses a request if `max_queue` others wait, or if its predicted wait exceeds its limit."""
 
     name = "bounded-queue"

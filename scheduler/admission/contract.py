@@ -7,8 +7,6 @@ overload is arXiv 2407.00079, 7. Explained in docs/explain/conductor.md.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from scheduler.requests import Placement, Rejection, Request
 from scheduler.state import State
 
@@ -16,17 +14,19 @@ RETRY_AFTER_LIMITS_S = (1.0, 60.0)
 """Least and most Retry-After: no client asks again at once, and none waits long because of one prediction."""
 
 
-class Admission(Protocol):
-    """Refuses requests. Its answers are functions of the arguments alone.
+class Admission:
+    """Refuses only a request id that is in use. Every form extends it, and answers from the arguments alone.
 
     withholds   the first token waits until `on_decode` has let the request pass
     """
 
-    name: str
-    withholds: bool
+    name = "none"
+    withholds = False
 
     def on_arrival(self, state: State, request: Request, now: float) -> Rejection | None:
         """Refuse a new request before a place is looked for. None: go on."""
+        name = request.request_id
+        return Rejection(name, f"request id {name} is in use", 0.0) if name in state else None
 
     def on_place(
         self, state: State, request: Request, placement: Placement | None, now: float
@@ -35,30 +35,10 @@ class Admission(Protocol):
 
         No placement: it is new and would be held, without a decode slot.
         """
-
-    def on_decode(self, state: State, request: Request, now: float) -> Rejection | None:
-        """Refuse a request whose prefill has ended, if `withholds`. It has slots of a decode instance."""
-
-
-class AdmitAll:
-    """Refuses only a request id that is in use. The other forms extend it."""
-
-    name = "none"
-    withholds = False
-
-    def on_arrival(self, state: State, request: Request, now: float) -> Rejection | None:
-        """Refuse an id that is in use."""
-        name = request.request_id
-        return Rejection(name, f"request id {name} is in use", 0.0) if name in state else None
-
-    def on_place(
-        self, state: State, request: Request, placement: Placement | None, now: float
-    ) -> Rejection | None:
-        """Refuse nothing."""
         return None
 
     def on_decode(self, state: State, request: Request, now: float) -> Rejection | None:
-        """Refuse nothing."""
+        """Refuse a request whose prefill has ended, if `withholds`. It has slots of a decode instance."""
         return None
 
 

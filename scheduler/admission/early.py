@@ -39,7 +39,7 @@ class Early(BoundedQueue):
         """Predict TBT with what decodes now: on the chosen instance, or without one on the average."""
         if placement is not None:
             return tbt_now_s(state, request, placement.decode)
-        return mean_tbt_s(state, request, sum(state.decoding(instance)[0] for instance in state.decodes))
+        return mean_tbt_s(state, request, state.decode_load.running)
 
 
 def over_tbt(state: State, request: Request, tbt_s: float) -> Rejection | None:

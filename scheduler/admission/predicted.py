@@ -80,7 +80,7 @@ def mean_tbt_terms(state: State, request: Request) -> tuple[float, float]:
     if not state.costs.is_step_measured or not state.decodes:
         return 0.0, 0.0
     columns, step_s, n = state.decode_columns, state.costs.mean_step_s, request.n
-    count, own = len(columns), n * request.context
+    count, own = len(columns.instance), n * request.context
     each = float(columns.context.sum()) / max(1, state.num_taken)
     alone_s = step_s(n / count, own / count)
     return alone_s, step_s((n + 1) / count, (own + each) / count) - alone_s

@@ -189,7 +189,7 @@ class Costs:
 
         The cost is linear, so the sums are enough, however the batch has changed.
         """
-        self._step.measured(instance, self.config.decode.steps_s(steps, sequences, context_tokens), seconds)
+        self._step.measured(instance, self.config.decode.step_s(sequences, context_tokens, steps), seconds)
 
     def measured_load(self, instance: int, tier: Tier, nbytes: int, seconds: float) -> None:
         """Add a measured load: "dram" by an instance, "ssd" by the store rank of this number."""

@@ -28,14 +28,10 @@ class DecodeCost(msgspec.Struct, frozen=True):
         if not min(self.base_s, self.per_sequence_s, self.per_key_s) >= 0:
             raise ValueError(f"{self}: every coefficient must be 0 or more")
 
-    def step_s(self, batch: Column, context_tokens: Column) -> Any:
-        """Return the seconds of a step.
+    def step_s(self, batch: Column, context_tokens: Column, steps: int = 1) -> Any:
+        """Return the seconds of a step, or of several from the sums of batch and context over them.
 
         batch            sequences
         context_tokens   tokens of all sequences together
         """
-        return self.base_s + self.per_sequence_s * batch + self.per_key_s * context_tokens
-
-    def steps_s(self, steps: int, sequences: int, context_tokens: int) -> float:
-        """Return the seconds of several steps, from the sums of batch and context over them."""
-        return steps * self.base_s + self.per_sequence_s * sequences + self.per_key_s * context_tokens
+        return steps * self.base_s + self.per_sequence_s * batch + self.per_key_s * context_tokens

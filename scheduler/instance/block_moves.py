@@ -79,9 +79,7 @@ def next_reads(state: State, task: Task | None, first: int, free_halves: list[in
 
     While it flies, the group before it is put into pages.
     """
-    if task is None or not free_halves or first == task.to_load:
-        return []
-    if any(use is not None and use.kind == "reading" and use.task is task for use in state.staging.halves):
+    if task is None or not free_halves or first == task.to_load or state.staging.is_reading(task):
         return []
     group = task.job.load[first : min(first + state.staging.half_blocks, task.to_load)]
     return [ReadGroup(free_halves.pop(0), group, task.id, first)]

@@ -55,13 +55,8 @@ def _repeats(state: State, step: Step) -> bool:
         return False
     if any(growth.copies is not None for growth in step.grow):
         return False
-    return state.loading is None or bool(step.reads) or _flies(state)
-
-
-def _flies(state: State) -> bool:
-    """Tell whether a group of the loading task is on its way. Until it has arrived no other one begins."""
-    uses = [use for use in state.staging.halves if use is not None]
-    return any(use.kind == "reading" and use.task is state.loading for use in uses)
+    # Until the group that is on its way has arrived, no other one begins.
+    return state.loading is None or bool(step.reads) or state.staging.is_reading(state.loading)
 
 
 def _steps_left(state: State, task: Task) -> int:

@@ -11,9 +11,7 @@ from collections.abc import Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from scheduler.instance.prefix import NoPrefix, PrefixCache
-
-_NO_PREFIX = NoPrefix()
+from scheduler.instance.prefix import PrefixCache
 
 
 def pages_for(num_tokens: int, page_tokens: int) -> int:
@@ -58,16 +56,6 @@ class Pages:
     def held(self) -> KeysView[int]:
         """Return the numbers of the pages that sequences use."""
         return self.used.keys()
-
-    @property
-    def num_free(self) -> int:
-        """Return the number of pages that hold nothing."""
-        return len(self.free)
-
-    @property
-    def num_idle(self) -> int:
-        """Return the number of pages that hold cached KV and that no sequence uses."""
-        return len(self.idle)
 
     def needed(self, num_tokens: int) -> int:
         """Return the number of pages that hold the KV of num_tokens tokens."""
@@ -178,28 +166,17 @@ class PageDraft:
     may not be used after the first of these changes.
     """
 
-    def __init__(self, pages: Pages, prefix: PrefixCache = _NO_PREFIX) -> None:
+    def __init__(self, pages: Pages, prefix: PrefixCache) -> None:
         self._idle = pages.idle
         self._kept: set[int] = set()
         self._evicted: dict[int, None] = {}
         self._source = _chosen(pages, prefix, self._kept, self._evicted)
-        self.num_available = pages.num_free + pages.num_idle
+        self.num_available = len(pages.free) + len(pages.idle)
 
     @property
     def evicted(self) -> tuple[int, ...]:
         """Return the pages to be dropped from the prefix cache before the step begins, in order."""
         return tuple(self._evicted)
-
-    def keep(self, pages: Sequence[int]) -> tuple[int, ...]:
-        """Keep the pages of a match from being evicted: they are about to be shared.
-
-        Returns them up to the first that this draft evicts already.
-        """
-        kept = self.not_evicted(pages)
-        idle = self._newly_kept(kept)
-        self._kept.update(idle)
-        self.num_available -= len(idle)
-        return kept
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """Choose `count` pages: free ones, then idle ones, which are evicted. None when there are too few."""
@@ -215,13 +192,18 @@ class PageDraft:
 
         leave   pages that must remain available
 
-        Returns (pages to share, pages to take), or None when there are too few; then nothing is kept.
+        Returns (pages to share, pages to take), or None when there are too few. The pages to share are kept
+        from being evicted.
         """
         shared = self.not_evicted(matched)
         missing = total - len(shared) + leave
-        if missing > self.num_available or missing > self.num_available - len(self._newly_kept(shared)):
+        if missing > self.num_available:
             return None
-        self.keep(shared)
+        idle = [page for page in shared if page in self._idle and page not in self._kept]
+        if missing > self.num_available - len(idle):
+            return None
+        self._kept.update(idle)
+        self.num_available -= len(idle)
         taken = self.take(total - len(shared))
         assert taken is not None
         return shared, taken
@@ -232,9 +214,6 @@ class PageDraft:
             return tuple(pages)
         end = next((index for index, page in enumerate(pages) if page in self._evicted), len(pages))
         return tuple(pages[:end])
-
-    def _newly_kept(self, pages: Sequence[int]) -> list[int]:
-        return [page for page in pages if page in self._idle and page not in self._kept]
 
 
 def _chosen(pages: Pages, prefix: PrefixCache, kept: set[int], evicted: dict[int, None]) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The prefix cache of one rank: the contract of all forms. `NoPrefix` is the form that shares nothing.
+"""The prefix cache of one rank: the contract of all forms, and the form that shares nothing.
 
 A prefix cache remembers which pages hold the KV of which leading tokens, so that a new sequence can use these
 pages and compute only the rest. Called by the planner and by `pages.PageDraft`. It moves no byte. The forms
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +36,13 @@ def units_of(token_ids: Sequence[int], size: int, begin: int, end: int) -> Itera
 
 
 @dataclass(slots=True)
-class Changes:
-    """Keys of blocks that came into a cache or left it, until they are reported."""
-
-    _came_in: dict[int, bool] = field(default_factory=dict)
-
-    def note(self, key: int, *, came_in: bool) -> None:
-        """Note a change. Coming in and going out cancel each other."""
-        if key in self._came_in:
-            del self._came_in[key]
-        else:
-            self._came_in[key] = came_in
-
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return the keys that (came in, went out) since the last call."""
-        changed, self._came_in = self._came_in, {}
-        came_in = [key for key, came in changed.items() if came]
-        return came_in, [key for key, came in changed.items() if not came]
-
-
-class PrefixCache(Protocol):
+class PrefixCache:
     """Maps leading tokens to pages that hold them. It consists of units, runs of pages that are shared whole.
 
+    This form shares nothing: every sequence computes all of its tokens. The others extend it.
+
     unit_tokens   tokens of a unit; `insert` changes nothing until a sequence has filled another one
+    _came_in      key of a block that came in or went out since the last `drain` -> which of the two
 
     Invariants, which the callers and all forms keep:
 
@@ -70,9 +53,12 @@ class PrefixCache(Protocol):
     follow it. So the order of `Pages.idle` evicts the end of a prefix before its beginning.
     """
 
+    _came_in: dict[int, bool] = field(init=False, default_factory=dict)
+
     @property
     def unit_tokens(self) -> int:
-        """Return the tokens of a unit."""
+        """Return the tokens of a unit. Without units: more than any sequence has."""
+        return 1 << 60
 
     def match(
         self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
@@ -84,6 +70,7 @@ class PrefixCache(Protocol):
         Changes nothing. The caller passes at most len(token_ids) - 1: the last token of a sequence is always
         computed, because its logits choose the next one.
         """
+        return ()
 
     def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
         """Note that the first num_tokens tokens are computed and lie in these pages of a sequence.
@@ -95,56 +82,31 @@ class PrefixCache(Protocol):
 
     def victims(self) -> Iterator[tuple[int, ...]]:
         """Yield the idle units in the order of their eviction, one at a time."""
+        return iter(())
 
     def drop(self, pages: Sequence[int]) -> None:
         """Evict units: exactly the pages that `victims` named, in its order."""
+        assert not pages, f"pages {pages} are dropped from a cache that is always empty"
 
     def clear(self) -> None:
         """Forget everything. Pages in use stay with their sequences."""
 
     def drain(self) -> tuple[list[int], list[int]]:
         """Return the keys of the blocks that (came in, went out) since the last call. No key is in both."""
+        changed, self._came_in = self._came_in, {}
+        came_in = [key for key, came in changed.items() if came]
+        return came_in, [key for key, came in changed.items() if not came]
+
+    def _note(self, key: int, *, came_in: bool) -> None:
+        """Note a change. Coming in and going out cancel each other."""
+        if key in self._came_in:
+            del self._came_in[key]
+        else:
+            self._came_in[key] = came_in
 
     def held(self) -> list[int]:
         """Return the keys of all blocks, for a listener that knows none, and drain."""
-
-    def check(self) -> None:
-        """Assert the invariants."""
-
-
-@dataclass(slots=True)
-class NoPrefix:
-    """Shares nothing: every sequence computes all of its tokens."""
-
-    unit_tokens: int = 1 << 60
-
-    def match(
-        self, chain: Chain, token_ids: Sequence[int], most_tokens: int, known: Sequence[int] = ()
-    ) -> tuple[int, ...]:
-        """Return no page."""
-        return ()
-
-    def insert(self, chain: Chain, token_ids: Sequence[int], pages: list[int], num_tokens: int) -> None:
-        """Note nothing."""
-
-    def victims(self) -> Iterator[tuple[int, ...]]:
-        """Yield nothing."""
-        return iter(())
-
-    def drop(self, pages: Sequence[int]) -> None:
-        """Accept no pages: none were named."""
-        assert not pages, f"pages {pages} are dropped from a cache that is always empty"
-
-    def clear(self) -> None:
-        """Do nothing."""
-
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return no keys."""
-        return [], []
-
-    def held(self) -> list[int]:
-        """Return no keys."""
         return []
 
     def check(self) -> None:
-        """Assert nothing."""
+        """Assert the invariants."""

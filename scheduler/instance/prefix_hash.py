@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain, Changes, units_of
+from scheduler.instance.prefix import Chain, PrefixCache, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class HashPrefix:
+class HashPrefix(PrefixCache):
     """The cached blocks by key.
 
         pages          of the rank; the cache marks those that it holds
@@ -50,7 +50,6 @@ class HashPrefix:
     block_tokens: int
     _blocks: dict[int, Block] = field(init=False, default_factory=dict)
     _by_end: dict[int, Block] = field(init=False, default_factory=dict)  # by the last page of the block
-    _changes: Changes = field(init=False, default_factory=Changes)
 
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
@@ -127,20 +126,16 @@ class HashPrefix:
         )
         for block in blocks:
             del self._blocks[block.key]
-            self._changes.note(block.key, came_in=False)
+            self._note(block.key, came_in=False)
         self.pages.uncache(pages)
 
     def clear(self) -> None:
         """Forget all blocks."""
         self.drop([page for block in self._blocks.values() for page in block.pages])
 
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return the keys of the blocks that (came in, went out) since the last call."""
-        return self._changes.drain()
-
     def held(self) -> list[int]:
         """Return the keys of all blocks, and drain."""
-        self._changes.drain()
+        self._came_in.clear()
         return list(self._blocks)
 
     def check(self) -> None:
@@ -158,5 +153,5 @@ class HashPrefix:
 
     def _add(self, block: Block) -> None:
         self._blocks[block.key] = self._by_end[block.pages[-1]] = block
-        self._changes.note(block.key, came_in=True)
+        self._note(block.key, came_in=True)
         self.pages.cache(block.pages)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import Chain, Changes, units_of
+from scheduler.instance.prefix import Chain, PrefixCache, units_of
 
 PageTokens = tuple[int, ...]
 """The token ids of one page."""
@@ -47,7 +47,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class RadixPrefix:
+class RadixPrefix(PrefixCache):
     """One tree per salt.
 
         pages          of the rank; the cache marks those that it holds
@@ -63,7 +63,6 @@ class RadixPrefix:
     _node_of: dict[int, Node] = field(init=False, default_factory=dict, compare=False)  # by page
     _key_of: dict[int, int] = field(init=False, default_factory=dict)  # of the block that ends with a page
     _page_of: dict[int, int] = field(init=False, default_factory=dict)  # the reverse
-    _changes: Changes = field(init=False, default_factory=Changes)
 
     def __post_init__(self) -> None:
         assert self.block_tokens % self.pages.page_tokens == 0, "a block is not a whole number of pages"
@@ -138,13 +137,9 @@ class RadixPrefix:
         self._roots.clear()
         self._node_of.clear()
 
-    def drain(self) -> tuple[list[int], list[int]]:
-        """Return the keys of the blocks that (came in, went out) since the last call."""
-        return self._changes.drain()
-
     def held(self) -> list[int]:
         """Return the keys of all blocks, and drain."""
-        self._changes.drain()
+        self._came_in.clear()
         return list(self._page_of)
 
     def check(self) -> None:
@@ -195,14 +190,14 @@ class RadixPrefix:
             key, page = chain.keys[number], pages[(number + 1) * size - 1]
             if key not in self._page_of:
                 self._key_of[page], self._page_of[key] = key, page
-                self._changes.note(key, came_in=True)
+                self._note(key, came_in=True)
 
     def _forget_keys(self, pages: Sequence[int]) -> None:
         for page in pages:
             if page in self._key_of:
                 key = self._key_of.pop(page)
                 del self._page_of[key]
-                self._changes.note(key, came_in=False)
+                self._note(key, came_in=False)
 
     def _split(self, node: Node, count: int) -> Node:
         """Move the first `count` pages of a run into a node of their own, above the rest. Return it."""

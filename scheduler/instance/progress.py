@@ -309,12 +309,8 @@ def _leave(state: State, task: Task) -> list[Outcome]:
         state.leaving.append(task)
         return []
     state.dropped_puts += unsaved
-    return [_end(state, task)]
-
-
-def _end(state: State, task: Task) -> outcomes.Ended:
     state.remove(task)
-    return outcomes.Ended(task.id, "finished", task.sequence.answered)
+    return [outcomes.Ended(task.id, "finished", task.sequence.answered)]
 
 
 # ----------------------------------------------------------------------------------- blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import NoPrefix, PrefixCache
+from scheduler.instance.prefix import PrefixCache
 from scheduler.instance.prefix_hash import HashPrefix
 from scheduler.instance.prefix_radix import RadixPrefix
 
@@ -15,4 +15,4 @@ def new_prefix_cache(sharing: str, pages: Pages, block_tokens: int) -> PrefixCac
     if sharing == "hash":
         return HashPrefix(pages, block_tokens)
     assert sharing in SHARING, f"sharing={sharing!r}"
-    return RadixPrefix(pages, block_tokens) if sharing == "radix" else NoPrefix()
+    return RadixPrefix(pages, block_tokens) if sharing == "radix" else PrefixCache()

@@ -68,6 +68,10 @@ class Staging:
         """Return the halves that a task occupies."""
         return [n for n, use in enumerate(self.halves) if use is not None and use.task is task]
 
+    def is_reading(self, task: Task) -> bool:
+        """Tell whether a group of a task is on its way into a half."""
+        return any(use is not None and use.kind == "reading" and use.task is task for use in self.halves)
+
     def occupy(self, half: int, use: HalfUse) -> None:
         """Give a free half to a group of blocks."""
         assert self.halves[half] is None, f"staging half {half} is in use"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import inf
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from scheduler.instance.job import PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.limits import Limits
 from scheduler.instance.pages import Pages
-from scheduler.instance.prefix import NoPrefix, PrefixCache
+from scheduler.instance.prefix import PrefixCache
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step, TransferEnded
 from scheduler.instance.task import Task
@@ -99,7 +99,7 @@ class State:
     preemption: Preemption = "recompute"
     leaving: list[Task] = field(default_factory=list)
     next_key: NextKey | None = None
-    prefix: PrefixCache = field(default_factory=NoPrefix)
+    prefix: PrefixCache = field(default_factory=PrefixCache)
     puts: dict[int, Put] = field(default_factory=dict)
     next_put: int = 1
     dropped_puts: int = 0
@@ -257,9 +257,7 @@ class State:
         if task is self.loading:
             self.stop_loading()
             return
-        working = self.prefilling, self.drawing, self.storing, self.running
-        stages = (self.waiting, *working, self.swapping, self.leaving)
-        next(stage for stage in stages if task in stage).remove(task)
+        next(stage for stage in self._stages if task in stage).remove(task)
 
     def remove(self, task: Task) -> None:
         """Forget a task whose stage has been left, and free its pages."""
@@ -269,7 +267,7 @@ class State:
 
     def check(self) -> None:
         """Assert the invariant."""
-        staged = list(self._stages())
+        staged = [*itertools.chain(*self._stages), *([] if self.loading is None else [self.loading])]
         assert len(staged) == len(self.tasks), "a task is in no stage, or in two"
         for task in staged:
             assert self.tasks[task.id] is task
@@ -283,17 +281,11 @@ class State:
         self.prefix.check()
         self._check_staging()
 
-    def _stages(self) -> Iterator[Task]:
-        yield from self.waiting
-        yield from self.admitted
-        if self.loading is not None:
-            yield self.loading
-        yield from self.prefilling
-        yield from self.drawing
-        yield from self.storing
-        yield from self.running
-        yield from self.swapping
-        yield from self.leaving
+    @property
+    def _stages(self) -> list[MutableSequence[Task]]:
+        """Return the tasks of each stage but `loading`, which has one."""
+        working = [self.prefilling, self.drawing, self.storing, self.running]
+        return [self.waiting, self.admitted, *working, self.swapping, self.leaving]
 
     def _check_pages(self, task: Task) -> None:
         """Assert that a task's pages hold what is computed, and that a waiting task has none."""

@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from scheduler.placement.view import View
+from scheduler.placement.view import NOTHING, View
 
-NOTHING_S = np.zeros(())
 NEVER = np.zeros((), bool)
 
 
@@ -35,7 +34,7 @@ class Ranked(NamedTuple):
 
 def near_only(view: View, score: np.ndarray) -> Ranked:
     """Rank by a score where each instance reuses what it happens to have near it, and fetches nothing."""
-    return Ranked(score, view.near, NOTHING_S, view.prefill_s(view.near), NEVER)
+    return Ranked(score, view.near, NOTHING, view.prefill_s(view.near), NEVER)
 
 
 class Policy(Protocol):

@@ -9,14 +9,14 @@ The order does not change while requests wait, because all of them age alike. a 
 from __future__ import annotations
 
 from scheduler.line import Key
-from scheduler.queues.fcfs import FCFS
+from scheduler.queues.contract import Queue
 from scheduler.requests import Request
 
 AGEING = 0.1
 """Seconds of prefill that a second of waiting is worth: no request passes a prefill of 3 s after 30 s."""
 
 
-class AgedSRPT(FCFS):
+class AgedSRPT(Queue):
     """The request with the least S + a * arrival begins first."""
 
     name = "aged-srpt"

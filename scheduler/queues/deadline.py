@@ -7,11 +7,11 @@ under overload it serves those that are late already, so it wants an admission t
 from __future__ import annotations
 
 from scheduler.line import Key
-from scheduler.queues.fcfs import FCFS
+from scheduler.queues.contract import Queue
 from scheduler.requests import Request
 
 
-class EarliestDeadline(FCFS):
+class EarliestDeadline(Queue):
     """The request with the least arrival + limit on TTFT begins first; those without a limit come last."""
 
     name = "deadline"

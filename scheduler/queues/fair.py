@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.line import Key
+from scheduler.queues.contract import Queue
 from scheduler.requests import Request
 
 MOST_FLOWS = 10_000
@@ -81,14 +82,13 @@ class _Flow:
         return changed
 
 
-class FairShares:
+class FairShares(Queue):
     """The request with the least start tag begins first.
 
     _waiting  class -> tenants with requests that wait -> how many
     """
 
     name = "fair"
-    trust = 0.0
 
     def __init__(self, weights: Sequence[float] = (1.0,)) -> None:
         """weights: of the service classes, by class_id."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from scheduler.line import Key
+from scheduler.queues.contract import Queue
 from scheduler.requests import Request
 
 
-class FCFS:
+class FCFS(Queue):
     """The request that has arrived first begins first."""
 
     name = "fcfs"
-    trust = 0.0
 
     def key(self, request: Request, prefill_s: float, now: float) -> Key:
         """Return the time of arrival."""
         return (request.arrived_s,)
-
-    def on_leave(self, request: Request, *, started: bool) -> dict[str, Key]:
-        """Change no key."""
-        return {}

@@ -8,11 +8,11 @@ aged_srpt.py. A prefill that has begun is not interrupted.
 from __future__ import annotations
 
 from scheduler.line import Key
-from scheduler.queues.fcfs import FCFS
+from scheduler.queues.contract import Queue
 from scheduler.requests import Request
 
 
-class SRPT(FCFS):
+class SRPT(Queue):
     """The request with the fewest predicted prefill seconds begins first."""
 
     name = "srpt"

@@ -13,6 +13,13 @@ POLICY = POLICIES["local-cache"]()
 NO_TERMS = s.Terms(0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0.0)
 
 
+def runs(index: s.PrefixIndex) -> list[tuple[int, ...]]:
+    """The keys of each run."""
+    for run in {id(run): run for run in index._run_of.values() if run.gone}.values():
+        index._tidy(run)
+    return [tuple(run) for key, run in index._run_of.items() if run[0] == key]
+
+
 def choose(state: s.State, wanted: s.Request, now: float) -> s.Placement | s.Wait | s.Rejection:
     """Choose a place."""
     return s.choose(POLICY, state, wanted, now)

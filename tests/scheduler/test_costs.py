@@ -55,7 +55,7 @@ def test_blocks_computed_one_after_the_other_cost_what_their_prompt_costs() -> N
 def test_a_decode_step_reads_the_weights_once_and_the_kv_of_each_sequence() -> None:
     assert CONFIG.decode.step_s(4, 8000) == pytest.approx(0.026 + 4e-4 + 2.4e-4)
     several = sum(CONFIG.decode.step_s(batch, 100 * batch) for batch in (1, 2, 5))
-    assert CONFIG.decode.steps_s(3, 8, 800) == pytest.approx(several)
+    assert CONFIG.decode.step_s(8, 800, 3) == pytest.approx(several)
 
 
 def test_transfers_of_one_sender_share_its_bandwidth() -> None:
@@ -88,7 +88,7 @@ def test_columns_give_what_their_numbers_give() -> None:
     costs = Costs(CONFIG)
     for instance, factor in ((0, 2.0), (3, 0.5)):
         costs.measured_prefill(instance, 4096, 0, factor * CONFIG.prefill.seconds(4096, 0))
-        costs.measured_steps(instance, 100, 100, 0, factor * CONFIG.decode.steps_s(100, 100, 0))
+        costs.measured_steps(instance, 100, 100, 0, factor * CONFIG.decode.step_s(100, 0, 100))
     instances, cached, batch = np.arange(6), np.arange(6) * 512, np.arange(6)
     nbytes = np.arange(6) * 10**6
     columns = {
@@ -244,7 +244,7 @@ def average_of(*values: float) -> float:
 
 def test_a_slow_step_corrects_every_step_of_its_instance() -> None:
     costs = Costs(CONFIG)
-    costs.measured_steps(4, 50, 200, 10**6, 2 * CONFIG.decode.steps_s(50, 200, 10**6))
+    costs.measured_steps(4, 50, 200, 10**6, 2 * CONFIG.decode.step_s(200, 10**6, 50))
     assert costs.step_s(4, 7, 900) == pytest.approx(average_of(1.0, 2.0) * CONFIG.decode.step_s(7, 900))
 
 

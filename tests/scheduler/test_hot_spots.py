@@ -18,7 +18,7 @@ def test_the_second_far_read_of_a_prefix_within_the_window_asks_for_a_copy() -> 
     spots = HotSpots(THRESHOLD, window_s=60)
     assert spots.on_read(1, [7, 8], [FAR, FAR], 0.0) == []
     assert spots.on_read(1, [7, 8], [FAR, FAR], 59.0) == [7, 8]
-    assert len(spots) == 0
+    assert not spots._reads
 
 
 def test_another_node_counts_for_itself_and_an_old_read_does_not_count() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler import Leading, PrefixIndex
 from scheduler.prefix_index import Tier
+from tests.scheduler.cluster import runs
 
 pytestmark = pytest.mark.quick
 
@@ -77,12 +78,12 @@ def test_blocks_of_a_chain_in_the_same_places_are_one_run() -> None:
     index, keys = index_of(), [*range(100, 160)]
     index.stored_run(keys, 0, 5, "dram")
     index.stored_run(keys, 0, 6, "dram")
-    assert len(index.runs()) == 1
+    assert len(runs(index)) == 1
     index.removed_run(keys[20:], 6, "dram")
-    assert len(index.runs()) == 2
+    assert len(runs(index)) == 2
     assert index.leading(keys).by_node == {0: 60, 1: 20}
     index.removed(130, 5, "dram")
-    assert len(index.runs()) == 3
+    assert len(runs(index)) == 3
     assert index.leading(keys).by_node == {0: 30, 1: 20}
 
 
@@ -92,12 +93,12 @@ def test_a_walk_joins_what_lies_in_the_same_places() -> None:
     for key in reversed(keys):
         index.stored(key, 5, "dram")
     index.stored(103, 6, "dram")
-    assert len(index.runs()) == 20
+    assert len(runs(index)) == 20
     assert index.leading(keys).by_node == {0: 20}
-    assert len(index.runs()) == 3
+    assert len(runs(index)) == 3
     index.removed(103, 6, "dram")
     index.leading(keys)
-    assert len(index.runs()) == 1
+    assert len(runs(index)) == 1
     index.check()
 
 
@@ -116,7 +117,7 @@ def test_blocks_that_are_removed_one_by_one_in_any_order_are_gone_for_each_walk(
             first_gone = next(at for at, key in enumerate(keys) if key not in left)
             assert index.leading(keys).blocks == first_gone
             index.check()
-    assert index.runs() == []
+    assert runs(index) == []
 
 
 def test_a_block_that_comes_back_joins_the_run_that_it_has_left() -> None:
@@ -127,7 +128,7 @@ def test_a_block_that_comes_back_joins_the_run_that_it_has_left() -> None:
     index.stored(104, 5, "dram")
     index.check()
     assert index.leading(keys).blocks == 7
-    assert sorted(map(len, index.runs())) == [2, 7]
+    assert sorted(map(len, runs(index))) == [2, 7]
 
 
 def test_a_prompt_that_leaves_a_run_in_the_middle_counts_up_to_there() -> None:

@@ -239,7 +239,7 @@ class OneRank:
             assert not state.tasks
             assert not pages.used
             assert not state.puts
-            assert pages.num_free + pages.num_idle == pages.num_pages
+            assert len(pages.free) + len(pages.idle) == pages.num_pages
         asked = {(name, branch) for name, job in self.jobs.items() for branch in job.branches}
         assert self.ended.keys() == asked, "a branch has no end"
 

@@ -85,17 +85,17 @@ def test_compiling_is_shown_on_stderr_and_is_no_part_of_the_rate(
 ) -> None:
     clock = SimpleNamespace(now=0.0)
 
-    def tokens(*arguments: object) -> Iterator[int]:
+    def tokens(*arguments: object) -> Iterator[tuple[int, int]]:
         for token in range(3):
             clock.now += 0.1
-            yield token
+            yield 0, token
 
     words = SimpleNamespace(push=lambda ids: f"word{ids[0]} ", flush=lambda: "")
     tokenizer = SimpleNamespace(encode=lambda *_, **__: [1], eos_ids=[], detokenizer=lambda: words)
     monkeypatch.setattr("mooncake_lite.model.resolve.resolve_model", lambda *_, **__: tmp_path)
     monkeypatch.setattr("mooncake_lite.model.tokenizer.load_tokenizer", lambda folder: tokenizer)
     monkeypatch.setattr("mooncake_lite.model.forward.load_model", lambda *_: None)
-    monkeypatch.setattr(local, "generate_tokens", tokens)
+    monkeypatch.setattr(local, "generate_all", tokens)
     monkeypatch.setattr(commands, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(compiling, "kernel_use", lambda *_: compiling.KernelUse(dtype="float32"))
     steps = [(name, lambda: compile_for(clock, 20.0)) for name in ("a fake", "another")]

@@ -100,7 +100,7 @@ def test_hundreds_of_requests_with_few_pages_are_answered_right_and_leave_nothin
     grown = left_behind(clients, REQUESTS[sharing] if soak == 1 else max(REQUESTS.values()))
     assert not {part: grew for part, grew in grown.items() if grew > GROWTH_BYTES[part]}
     rank.assert_at_rest()
-    assert rank.state.pages.num_free == NUM_PAGES, "a forgotten page is not free"
+    assert len(rank.state.pages.free) == NUM_PAGES, "a forgotten page is not free"
     for kind in ("preempted", "evicted", "shared", "copied", "mixed", "cancelled", "finished"):
         assert rank.seen[kind] > 10, f"{kind}: {rank.seen}"
 

@@ -122,7 +122,7 @@ class First(Place):
 def told(
     stage: int, number: int, sums: Sequence[list[int]] = (), problem: str = "", late: bool = False
 ) -> HalfEnded:
-    return HalfEnded(stage, number, problem, late, list(sums))
+    return HalfEnded(stage, ended(number, problem, late, bad=[], sums=list(sums)))
 
 
 def ended(number: int, problem: str = "", late: bool = False, **more: Any) -> TransferEnded:
@@ -350,8 +350,8 @@ def test_the_last_stage_reports_each_chunks_tokens_and_scores() -> None:
     result = Result(step, [11, 12, 13], logprobs=[None, None, scores[0]], scores=[scores])
     reports = reports_of(2, replace(result, halves=[TransferEnded(1, "cut"), TransferEnded(0)]))
     assert [DECODER.decode(encode(one)) for one in reports] == [
-        HalfEnded(2, 1, "cut", False, []),
-        HalfEnded(2, 0, "", False, []),
+        HalfEnded(2, ended(1, "cut", bad=[])),
+        HalfEnded(2, ended(0, bad=[])),
         LateTokens((*A,), [11, 12, 13], [None, None, scores[0]], []),
         LateTokens((*B,), [], [], scores),
     ]

@@ -186,7 +186,7 @@ class Books:
         if chosen is None:
             missing = self.pages.needed(len(token_ids)) - len(matched)
             idle = len(self.pages.idle.keys() - set(matched))
-            assert missing > self.pages.num_free + idle, "pages would have sufficed"
+            assert missing > len(self.pages.free) + idle, "pages would have sufficed"
             return None
         shared, new = chosen
         assert shared == matched
@@ -247,7 +247,7 @@ class Books:
         self.prefix.clear()
         if self.naive is not None:
             self.naive = Naive(self.unit)
-        assert self.pages.num_idle == 0
+        assert len(self.pages.idle) == 0
         self.check()
 
     def naive_match(self, token_ids: list[int]) -> Tokens:
@@ -308,7 +308,7 @@ class Books:
 
     def _evict(self, draft: PageDraft, taken: int, kept: Tokens) -> None:
         if self.naive is not None:
-            missing = taken - self.pages.num_free
+            missing = taken - len(self.pages.free)
             assert draft.evicted == self.naive.evicted(set(self.pages.used), kept, missing)
         for page in draft.evicted:
             self.kv[page] = [None] * PAGE

@@ -125,7 +125,7 @@ class Rank:
         assert not state.tasks
         assert not state.puts
         assert not state.busy
-        assert state.pages.num_free + state.pages.num_idle == state.pages.num_pages
+        assert len(state.pages.free) + len(state.pages.idle) == state.pages.num_pages
         assert state.staging.halves == [None, None]
         assert sorted(state.staging.free_slots) == list(range(state.staging.num_slots))
         for kinds in (Failed, (Prefilled, Ended, Preempted, Swapped)):  # a failure ends all branches

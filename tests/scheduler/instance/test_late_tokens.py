@@ -127,7 +127,7 @@ def test_a_prompt_that_is_computed_waits_for_its_token_and_its_pages_stay_its_ow
     first.until_drawing("a")
     assert not first.rank.step()[0].chunks
     assert first.rank.state.busy
-    assert first.rank.state.pages.num_free == 64 - 9
+    assert len(first.rank.state.pages.free) == 64 - 9
     assert not [one for one in first.rank.said if isinstance(one, Token | Prefilled)]
     first.last.comes = True
     first.rank.settle()

@@ -28,9 +28,9 @@ def test_a_shared_page_is_free_only_after_its_last_user_has_left() -> None:
     pages.share([0])
     assert pages.used == {0: 2, 1: 1}
     pages.give_back([0, 1])
-    assert (set(pages.held), pages.num_free) == ({0}, 3)
+    assert (set(pages.held), len(pages.free)) == ({0}, 3)
     pages.give_back([0])
-    assert (set(pages.held), pages.num_free) == (set(), 4)
+    assert (set(pages.held), len(pages.free)) == (set(), 4)
     pages.check()
 
 
@@ -39,10 +39,10 @@ def test_a_cached_page_becomes_idle_when_its_last_user_leaves_and_can_be_shared_
     pages.take([0, 1])
     pages.cache([0])
     pages.give_back([0, 1])
-    assert (list(pages.idle), pages.num_idle, pages.num_free) == ([0], 1, 3)
+    assert (list(pages.idle), len(pages.idle), len(pages.free)) == ([0], 1, 3)
     pages.share([0])
     assert pages.used == {0: 1}
-    assert pages.num_idle == 0
+    assert len(pages.idle) == 0
     pages.check()
 
 
@@ -113,7 +113,7 @@ def test_what_a_draft_chose_can_be_carried_out_in_its_order() -> None:
 def test_a_draft_keeps_the_pages_of_a_match_and_evicts_others_in_their_place() -> None:
     pages, prefix = idle_prefixes(4, 2, 2)
     draft = PageDraft(pages, prefix)
-    assert draft.keep((0,)) == (0,)
+    assert draft.keep_and_take((0,), 1) == ((0,), ())
     assert draft.num_available == 3
     assert (draft.take(3), draft.evicted) == ((1, 3, 2), (1, 3, 2))
     assert draft.take(1) is None
@@ -122,7 +122,8 @@ def test_a_draft_keeps_the_pages_of_a_match_and_evicts_others_in_their_place() -
 def test_a_page_is_kept_once_although_two_sequences_of_a_step_share_it() -> None:
     pages, prefix = idle_prefixes(4, 2)
     draft = PageDraft(pages, prefix)
-    assert draft.keep((0, 1)) == draft.keep((0, 1)) == (0, 1)
+    for _ in range(2):
+        assert draft.keep_and_take((0, 1), 2) == ((0, 1), ())
     assert draft.num_available == 2
 
 
@@ -130,7 +131,6 @@ def test_of_a_match_only_the_part_is_kept_that_the_same_draft_has_not_evicted() 
     pages, prefix = idle_prefixes(4, 4)
     draft = PageDraft(pages, prefix)
     assert draft.take(2) == (3, 2)
-    assert draft.keep((0, 1, 2, 3)) == (0, 1)
     assert draft.keep_and_take((0, 1, 2, 3), 2) == ((0, 1), ())
     assert draft.num_available == 0
 

@@ -70,7 +70,7 @@ def test_a_block_is_evicted_as_a_whole() -> None:
     assert draft.evicted == (pages[4], pages[5])
     prefix.drop(draft.evicted)
     prefix.check()
-    assert prefix.pages.num_free == 2
+    assert len(prefix.pages.free) == 2
     with pytest.raises(AssertionError, match="a part of a block is dropped"):
         prefix.drop(pages[2:3])
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from scheduler.instance.pages import PageDraft, Pages
-from scheduler.instance.prefix import Chain, NoPrefix
+from scheduler.instance.prefix import Chain, PrefixCache
 from tests.scheduler.instance.prefix_books import FORMS, Books
 
 pytestmark = pytest.mark.quick
@@ -69,11 +69,11 @@ def test_sequences_that_part_share_the_units_before_that_token(books: Books) -> 
 
 def test_two_sequences_that_computed_the_same_tokens_use_the_same_pages_afterwards(books: Books) -> None:
     assert books.start("a", PROMPT) == books.start("b", PROMPT) == 0
-    assert books.pages.num_free == 0
+    assert len(books.pages.free) == 0
     books.compute("a", 12)
     books.compute("b", 12)
     assert books.seqs["a"].pages == books.seqs["b"].pages
-    assert books.pages.num_free == 6
+    assert len(books.pages.free) == 6
 
 
 def test_the_continuation_of_a_prefix_that_another_sequence_computed_first_is_shared_too(
@@ -155,7 +155,7 @@ def test_a_cache_that_is_cleared_matches_nothing_and_disturbs_no_sequence(books:
     books.finish("a")
     served(books, "b", [1] * 8)
     books.clear()
-    assert books.pages.num_free == 8
+    assert len(books.pages.free) == 8
     assert served(books, "c", PROMPT[:9]) == 0
     books.decode("b", 1)
     books.finish("b")
@@ -204,7 +204,7 @@ def test_the_choice_of_pages_depends_on_no_random_hash() -> None:
 
 
 def test_the_form_that_shares_nothing_leaves_pages_alone() -> None:
-    pages, prefix = Pages(4, 2), NoPrefix()
+    pages, prefix = Pages(4, 2), PrefixCache()
     pages.take([0, 1])
     mine = [0, 1]
     prefix.insert(Chain(b"s"), PROMPT, mine, 4)
@@ -215,4 +215,4 @@ def test_the_form_that_shares_nothing_leaves_pages_alone() -> None:
     prefix.drop(PageDraft(pages, prefix).evicted)
     prefix.clear()
     prefix.check()
-    assert pages.num_free == 4
+    assert len(pages.free) == 4

@@ -84,7 +84,7 @@ def test_idle_pages_are_evicted_when_a_job_needs_them() -> None:
     rank = Rank(*BOTH, num_pages=8, limits=Limits(64), sharing="hash")
     both(rank, "first", range(9), max_tokens=1)
     rank.settle()
-    assert rank.state.pages.num_idle == 4
+    assert len(rank.state.pages.idle) == 4
     both(rank, "other", range(100, 113), max_tokens=1)
     rank.settle()
     both(rank, "first again", range(9), max_tokens=1)

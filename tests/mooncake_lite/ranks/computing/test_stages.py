@@ -148,7 +148,7 @@ def test_a_stage_moves_its_layers_and_reports_each_end_to_the_first_one() -> Non
     assert own.steps[0].writes[0].places == [BlockRef(1, 9, 1040, 20)]
     assert near.told == []
     stage.turn()
-    assert near.told == [(0, HalfEnded(2, 1, "", False, [[7]]))]
+    assert near.told == [(0, HalfEnded(2, TransferEnded(1, sums=[[7]])))]
     stage.turn()
     assert len(own.steps) == 2, "with nothing to do, it does nothing"
     assert near.looks == [0.0, 0.0, 0.1], "it waits for messages only when nothing moves"
