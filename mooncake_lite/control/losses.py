@@ -39,7 +39,7 @@ class Losses:
         self._stopped.clear()
         self._grants.rank_lost(rank, not ended, now)
         if self._directory.has_segment(rank):
-            self._lose_blocks(self._directory.remove_segment(rank), rank, now)
+            self._lose_blocks(self._directory.remove_segment(rank), rank)
         self._assign_savers()
         if ended:
             self._directory.settle_writer(rank)
@@ -50,8 +50,8 @@ class Losses:
         self._state.remove_instance(rank)
         self._dispatcher.note_loss(now)
 
-    def _lose_blocks(self, owners: list[str], rank: int, now: float) -> None:
-        """Let requests begin anew whose KV was to be written to a lost rank, or is kept there.
+    def _lose_blocks(self, owners: list[str], rank: int) -> None:
+        """Let requests begin anew whose KV was to be written to a lost rank.
 
         A rank that only reads there reports by itself whether it could.
         """
@@ -61,9 +61,6 @@ class Losses:
             record = self._requests[owner]
             if record.stage is Stage.PREFILLING and any(ref.rank == rank for ref in record.written):
                 self._stop(record)
-            elif record.kept is not None and any(ref.rank == rank for ref in record.kept.places):
-                self._directory.revoke_owner(record.kept.owner, now)
-                record.kept = None
 
     def _assign_savers(self) -> None:
         """Have other store ranks save the blocks that a lost one would have saved."""

@@ -11,6 +11,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 from scheduler import Placement, Rejection, Request, State, Wait
 from scheduler.classes import ServiceClass
+from store.layout import check_of
 from tests.mooncake_lite.control.plane import BLOCK, SUMS, Plane, only
 
 pytestmark = pytest.mark.quick
@@ -100,3 +101,11 @@ def test_what_a_request_puts_is_of_its_class_the_tail_too() -> None:
     assert job.tail is not None
     found = [plane.control.directory.object(ref.object_id) for ref in (*job.store, job.tail)]
     assert [obj.class_id for obj in found] == [2, 2, 2]
+
+
+def test_a_tail_is_compared_with_the_checksums_that_its_prefill_told() -> None:
+    plane = Plane(verify=True)
+    job = only(fx.StartPrefill, plane.arrive("a", BLOCK + 9))
+    order = only(fx.StartDecode, plane.prefilled(job, tail_checksums=SUMS))
+    assert order.tail is not None
+    assert order.tail.check == check_of(SUMS)
