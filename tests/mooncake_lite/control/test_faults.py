@@ -25,6 +25,7 @@ from mooncake_lite.config.modes import MODES
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.copies import Copies
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.grants import Grants
 from mooncake_lite.control.life import Step
@@ -384,6 +385,19 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
         run_all(
             (22, 0, 47, 88, 115, 8, 121, 300, 13, 36, 85, 79, *range(150)), DEATHS
         )  # the first ones tell all
+
+
+def place_is_free_at_once(self: Copies, grant: Any, reason: str, may_still_write: bool, now: float) -> None:
+    self._directory.revoke_owner(f"copy/{grant.number}", now)
+
+
+def test_a_world_notices_that_the_place_of_a_failed_copy_is_used_while_its_bytes_may_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Copies, "_lost", place_is_free_at_once)
+    faults = replace(Faults.none(), copy_fails=0.5, may_still_write=1.0)
+    with pytest.raises(WorldFailure, match="overlaps with"):
+        run_all((52, 98, *range(60)), faults)
 
 
 ANSWER = PoolAnswers.answer
