@@ -85,6 +85,11 @@ class Clients:
         """Return the name of the gateway that lives."""
         return f"gateway-{self._gateways}"
 
+    @property
+    def hello(self) -> m.GatewayHello:
+        """Return what the gateway that lives says to a conductor."""
+        return m.GatewayHello(self.gateway, ["", ""])
+
     def known_blocks(self) -> list[Block]:
         """Draw the blocks that a tier holds from an earlier run."""
         return [block for block in self._source.known_blocks() if self._random.random() < 0.5]
@@ -167,7 +172,7 @@ class Clients:
         """Send open requests to a new conductor again, with what their clients have."""
         world = self._world
         self._commands = dict.fromkeys(self._commands, 0)
-        world.from_clients(ev.GatewayReady(self.gateway))
+        world.from_clients(self.hello)
         for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
             if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
                 continue
@@ -216,7 +221,7 @@ class Clients:
         if world.ready and random.random() < world.faults.conductor_lost:
             world.end_conductor()
         elif random.random() < 0.1:
-            world.tell(ev.StopRequested("asked to", 2.0))
+            world.tell(m.StopRequested("asked to", 2.0))
         elif rank:
             world.kill(rank, ended=random.random() >= world.faults.unreachable)
         elif world.ready:
@@ -227,7 +232,7 @@ class Clients:
         world, lost = self._world, self.gateway
         self._gateways += 1
         world.from_clients(ev.GatewayLost(lost, "died"))
-        world.from_clients(ev.GatewayReady(self.gateway))
+        world.from_clients(self.hello)
 
     # ------------------------------------------------------------------------------ what they are told
 
@@ -328,6 +333,7 @@ class Clients:
     def answered(self, peer: str, answer: m.Message) -> bool:
         """Take an answer of a pool command. False: it was killed, and its connection is gone."""
         number = int(peer.removeprefix("pool-"))
+        assert self._commands[number], f"{answer} to {peer}, which was gone before"
         self._commands[number] -= 1
         is_killed = not self._commands[number]
         if isinstance(answer, m.PoolEnded):

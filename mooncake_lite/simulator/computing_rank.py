@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from functools import partial
 from math import inf
 
-from msgspec.structs import replace
-
 from mooncake_lite import messages as m
 from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order, Told
 from mooncake_lite.simulator.kv import KV
@@ -117,7 +115,6 @@ class SimulatedRank:
                 self._world.tokens(self.number, message, times_s or (self._world.clock.now,))
                 continue
             if isinstance(message, m.RankHello):
-                message = replace(self._world.shape.joined(self.number), epoch=message.epoch)
                 self.held.clear()
             elif isinstance(message, m.PagesChanged):
                 self.held.update(message.stored)

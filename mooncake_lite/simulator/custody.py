@@ -73,12 +73,12 @@ class Custody(Uses):
         memory: Memory,
         clock: Clock,
         dice: Random,
-        bodies: Mapping[str, OpenBody],
         handover: Handover,
         block_tokens: int,
     ) -> None:
         super().__init__(memory, clock, dice)
-        self._bodies, self._handover, self._block_tokens = bodies, handover, block_tokens
+        self._handover, self._block_tokens = handover, block_tokens
+        self.bodies: Mapping[str, OpenBody] = {}
         self._open: dict[str, _Open] = {}
         self._numbers: set[int] = set()
         self._asked: dict[tuple[int, int], list[UseKey]] = {}
@@ -186,8 +186,8 @@ class Custody(Uses):
     # ------------------------------------------------------------------------------ orders
 
     def _body(self, order: fx.StartOrder | fx.GrantSwap) -> OpenBody:
-        assert order.request_id in self._bodies, f"{order.request_id} has ended"
-        return self._bodies[order.request_id]
+        assert order.request_id in self.bodies, f"{order.request_id} has ended"
+        return self.bodies[order.request_id]
 
     def _prefill(self, order: fx.StartPrefill) -> None:
         num_tokens, size = self._first(order), self._block_tokens
@@ -244,7 +244,7 @@ class Custody(Uses):
 
     def _prefetch(self, order: fx.Prefetch) -> None:
         """Check a hint. What it names may be overwritten at any time, and its reader compares."""
-        body, known = self._bodies[order.request_id].body, self._of(order.request_id)
+        body, known = self.bodies[order.request_id].body, self._of(order.request_id)
         assert order.attempt == known.attempt
         assert order.num_tokens == len(order.blocks) * self._block_tokens <= len(body.token_ids)
         assert all(ref.check for ref in order.blocks)
@@ -358,7 +358,7 @@ class Custody(Uses):
             known.over.add(event.branch)
             if known.live:
                 return
-        if isinstance(event, ev.Preempted | ev.Swapped) and event.request_id in self._bodies:
+        if isinstance(event, ev.Preempted | ev.Swapped) and event.request_id in self.bodies:
             known.over.discard(event.branch)  # the request goes on as a whole, or its branch alone does
         self._end(_work(event))
 
@@ -371,7 +371,7 @@ class Custody(Uses):
 
     def _name_of(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped | fx.GrantSwap) -> str:
         """Return the id of the branch that an answer or an order is about."""
-        body = self._bodies.get(event.request_id)
+        body = self.bodies.get(event.request_id)
         return event.request_id if body is None or body.body.n == 1 else f"{event.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:

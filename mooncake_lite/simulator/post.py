@@ -23,7 +23,7 @@ from mooncake_lite.simulator.hardware import Hardware
 CONDUCTOR, CLIENTS = 0, -1
 """Ends of links; ranks have their own numbers."""
 
-STARTS = ev.RankJoined | ev.TierIndexed | ev.Inventory
+STARTS = m.RankHello | ev.TierIndexed | ev.Inventory
 """Messages that come in their order, once: a rank that is not heard while it starts ends the cluster."""
 
 ONCE = STARTS | ev.BlocksSaved
@@ -60,13 +60,14 @@ class Post(ABC):
         """Send an event from a rank to the control plane. It may be delayed, and come again much later."""
         faults, dice = self.faults, self.dice
         event = message.event if isinstance(message, m.Report) else message
-        assert isinstance(event, ev.RankEvent)
+        assert isinstance(event, ev.RankEvent | m.RankHello)
         if event.rank in self.dead:
             return
         deliver = partial(self._tell_of, event, message)
         if isinstance(event, STARTS):
             self._links.send(event.rank, CONDUCTOR, self._delay_s(), deliver)
             return
+        assert isinstance(event, ev.RankEvent)
         if self.exact and dice.random() < faults.wrong_epoch:
             self.clock.after(0.0, partial(self.tell, self._of_other_start(message, event), stale=True))
         if dice.random() < faults.dropped:
@@ -83,7 +84,7 @@ class Post(ABC):
         if self.exact and (request_id := getattr(event, "request_id", "")):
             self._heard.setdefault(request_id, []).append(message)
 
-    def _tell_of(self, event: ev.RankEvent, message: m.Message) -> None:
+    def _tell_of(self, event: ev.RankEvent | m.RankHello, message: m.Message) -> None:
         """Deliver a message of a rank. If its rank or conductor has died, it may have died with that."""
         is_stale = event.epoch != self.term
         if not (is_stale or event.rank in self.dead) or self.dice.random() < 0.5:

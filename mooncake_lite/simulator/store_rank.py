@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal
 
-from msgspec.structs import replace
-
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.ranks.computing.machine import NewTerm
@@ -92,7 +90,7 @@ class StoreModel:
         self.term = term
         self._queue.clear()
         world = self._world
-        world.answer(replace(world.shape.joined(self.number), epoch=term))
+        world.answer(world.shape.hello(self.number, term))
         if self.capacity:
             digests = [self._digests[key] for key in self._durable]
             world.answer(ev.TierIndexed(self.number, term, list(self._durable), digests, True))

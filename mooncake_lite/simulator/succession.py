@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from mooncake_lite.conductor.open_bodies import OpenBodies
-from mooncake_lite.control import Control
+from mooncake_lite.control import ControlConfig
 from mooncake_lite.control.events import RankLost
 from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.simulator.clients import Clients
@@ -29,14 +28,12 @@ LEARNS_S = 1.0
 class World(Surroundings, Protocol):
     """What the death of a conductor needs of its world, too."""
 
-    control: Control
-    bodies: OpenBodies
     custody: Custody
     clients: Clients
     ranks: dict[int, Any]
 
-    def forget_conductor(self) -> None:
-        """Forget what only the conductor knew that has just died."""
+    def begin_conductor(self, config: ControlConfig) -> None:
+        """Begin a conductor that knows nothing but its configuration."""
 
 
 class Conductors:
@@ -58,24 +55,21 @@ class Conductors:
         self._left = self._world.dice.randrange(MOST_EFFECTS)
 
     def dies(self) -> bool:
-        """Tell whether the conductor dies before the next effect. If so, the next one takes over."""
+        """Tell whether the conductor dies before the next effect."""
         if self._left is None:
             return False
         self._left -= 1
         if self._left >= 0:
             return False
         self._left = None
-        self._take_over()
         return True
 
-    def _take_over(self) -> None:
+    def take_over(self) -> None:
         """Replace the control plane by one that knows nothing but the losses."""
         world = self._world
         self.term += 1
-        world.control = Control(replace(world.shape.config, term=self.term, lost=self.lost))
-        world.bodies.clear()
+        world.begin_conductor(replace(world.shape.config, term=self.term, lost=self.lost))
         world.custody.take_over()
-        world.forget_conductor()
         for rank, model in world.ranks.items():
             if rank not in world.dead:
                 world.clock.after(world.dice.random() * LEARNS_S, partial(self._learn, model.on, self.term))

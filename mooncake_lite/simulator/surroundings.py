@@ -11,7 +11,6 @@ from typing import Protocol
 
 from mooncake_lite import messages as m
 from mooncake_lite.control import effects as fx
-from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.faults import Faults
 from mooncake_lite.simulator.hardware import Hardware
@@ -26,8 +25,6 @@ class Surroundings(Protocol):
     requests   all that were sent
     dice       of ranks and of faults
     exact      tokens and KV are followed; otherwise prompts are lengths
-    ready      the control plane takes requests
-    stopped    the control plane has said Stop
     dead       ranks that were killed
     """
 
@@ -39,9 +36,15 @@ class Surroundings(Protocol):
     shape: Shape
     requests: dict[str, Request]
     exact: bool
-    ready: bool
-    stopped: fx.Stop | None
     dead: set[int]
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the conductor takes requests."""
+
+    @property
+    def stopped(self) -> fx.Stop | None:
+        """Return the Stop of the conductor."""
 
     @property
     def term(self) -> int:
@@ -65,5 +68,5 @@ class Surroundings(Protocol):
     def from_clients(self, message: m.Message) -> None:
         """Send a message from a gateway or a command to the control plane."""
 
-    def tell(self, event: ev.Event) -> None:
-        """Have an event reach the control plane now."""
+    def tell(self, message: m.Message) -> None:
+        """Have a message reach the conductor now."""

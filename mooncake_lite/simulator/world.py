@@ -12,13 +12,13 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.open_bodies import OpenBodies
-from mooncake_lite.conductor.pool_answers import PoolAnswers
-from mooncake_lite.control import Control
+from mooncake_lite.conductor.machine import STEWARD, UNREACHABLE, Conductor, Sent, carry
+from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.readable import readable
@@ -69,6 +69,10 @@ class WorldFailure(AssertionError):
     """A run has failed; the message holds the seed and the last events."""
 
 
+class ConductorDied(Exception):
+    """The conductor has died between two effects."""
+
+
 class World(Post):
     """One run: a cluster, its clients, and what goes wrong.
 
@@ -101,36 +105,32 @@ class World(Post):
         self.clock = Clock()
         self.hardware = setting.hardware(self.clock)
         self.requests: dict[str, Request] = {}
-        self.control = Control(self.shape.config)
         layout = self.shape.layout
         self.memory = (Memory if setting.exact else NoMemory)(layout.layers, layout.nbytes)
-        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
-        self.bodies = OpenBodies(reuse=True, has_pool=self.shape.config.has_pool)
         self.exact = setting.exact
         self.custody = Custody(
-            self.memory, self.clock, self.dice, self.bodies, self.shape.config.handover, layout.block_tokens
+            self.memory, self.clock, self.dice, self.shape.config.handover, layout.block_tokens
         )
         if self.shape.config.verify:
             self.custody.doubt()
         self.trace: deque[tuple[float, ev.Event, Sequence[fx.Effect]]] = deque(maxlen=SHOWN_EVENTS)
         self.num_events = 0
         self.records: list[Record] = []
-        self.stopped: fx.Stop | None = None
-        self.ready = False
         self._links = Links(self.clock)
         self._check_every = check_every
         self._observe = observe
         self._patience_s = patience_s
         self._most_passes = most_passes
         self._visible: set[tuple[int, int, str]] = set()
-        self._alarm = 0
-        self._unsent: deque[ev.Undelivered | ev.CommandAbandoned] = deque()
+        self._alarm_s, self._stale = inf, False
         self._recalls: Counter[str] = Counter()
         self._over: set[int] = set()
+        self._heard: dict[str, list[m.Message]] = {}
+        self._peers = [f"rank-{rank}" for rank in range(len(self.shape.config.roles))]
+        self.begin_conductor(self.shape.config)
         self.conductors = Conductors(self)
         self.dead: set[int] = set()
         self._unreachable: set[int] = set()
-        self._heard: dict[str, list[m.Message]] = {}
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
         self.clients = Clients(self, setting.source, setting.client_dice)
         self.ranks = {
@@ -151,6 +151,26 @@ class World(Post):
         setting = Setting.drawn(seed, num_requests, faults)
         return cls(setting, check_every=check_every, observe=observe)
 
+    def begin_conductor(self, config: ControlConfig) -> None:
+        """Begin a conductor that knows nothing but its configuration."""
+        self.control = Control(config)
+        self.conductor = Conductor(self.shape.facts, self.control, decide=self._decide, watch=self._watch)
+        self.custody.bodies = self.conductor.bodies
+        self._over.clear()
+        self._visible.clear()
+        self._heard.clear()
+        self._alarm_s = inf
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the conductor takes requests."""
+        return self.conductor.ready
+
+    @property
+    def stopped(self) -> fx.Stop | None:
+        """Return the Stop of the conductor."""
+        return self.conductor.stop
+
     @property
     def term(self) -> int:
         """Return the number of the present conductor."""
@@ -168,7 +188,7 @@ class World(Post):
             return StoreModel(rank, shape.tier_blocks, self)
         if role == "stage":
             return StageModel(rank, self)
-        hello = m.RankHello(rank, role, shape.config.nodes[rank])
+        hello = shape.hello(rank)
         if not self.exact:
             machine = ComputingRank(hello, shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest)
             return SimulatedRank(machine, NoKV(), self, most)
@@ -195,15 +215,15 @@ class World(Post):
         ranks = list(self.ranks)
         self.dice.shuffle(ranks)
         for rank in ranks:
-            joined = self.shape.joined(rank)
-            self.answer(joined)
+            hello = self.shape.hello(rank)
+            self.answer(hello)
             model = self.ranks[rank]
-            if joined.tier and isinstance(model, StoreModel):
+            if hello.tier and isinstance(model, StoreModel):
                 blocks = model.restart_with(self.clients.known_blocks())
                 half = len(blocks) // 2
                 self.answer(self.clients.indexed(rank, blocks[:half], last=False))
                 self.answer(self.clients.indexed(rank, blocks[half:], last=True))
-        self.from_clients(ev.GatewayReady(self.clients.gateway))
+        self.from_clients(self.clients.hello)
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -219,54 +239,59 @@ class World(Post):
     # ------------------------------------------------------------------------------ events
 
     def tell(self, message: m.Message, *, stale: bool = False) -> None:
-        """Have an event reach the control plane now, and carry out its effects.
+        """Have a message reach the conductor now, and deliver what it sends.
 
         stale   it is of an earlier attempt, or of another start of a rank, and changes nothing
         """
-        self._apply(self._event_of(message), message, stale=stale)
-        while self._unsent:
-            self._apply(self._unsent.popleft())
+        self._stale = stale
+        self._run(lambda: self.conductor.on(self._sender_of(message), message, self.clock.now))
 
-    def _event_of(self, message: m.Message) -> ev.Event:
-        """Return the event of a message. The body of a request is kept, as the conductor role does."""
-        if isinstance(message, m.Submit):
-            most = self.requests[message.request.request_id].most_tokens
-            ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
-            self.bodies.add(replace(message, request=ends))
-            return message.request
-        if isinstance(message, m.PoolQuery):
-            return self._answers.command(f"pool-{message.number}", message)
-        if isinstance(message, m.Report):
-            return message.event
-        assert isinstance(message, ev.Event)
-        return message
+    def _sender_of(self, message: m.Message) -> str:
+        """Return the name of the connection of who sends such a message."""
+        event = message.event if isinstance(message, m.Report) else message
+        if isinstance(event, m.GatewayLost | m.RankLost):
+            return STEWARD
+        if isinstance(event, ev.RankEvent | m.RankHello):
+            return self._peers[event.rank]
+        return f"pool-{message.number}" if isinstance(message, m.PoolQuery) else self.clients.gateway
 
-    def _apply(self, event: ev.Event, message: m.Message | None = None, *, stale: bool = False) -> None:
-        now = self.clock.now
+    def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Let the control plane decide, and note it."""
         self.num_events += 1
-        if not stale and self.stopped is None:
+        if not self._stale and self.stopped is None:
             if self.exact:
                 self.custody.answer(event)
             self.clients.reached(event)
+        self._stale = False
         self.trace.append((now, event, ()))
         waiting, is_new = self.control.state.num_waiting, self._is_new(event)
         effects = self.control.on(event, now)
-        if isinstance(message, m.Report) and self.control.took:
-            self.bodies.keep(message)
         self.trace[-1] = now, event, effects
         if self._observe is not None:
             self._observe(event, now, effects)
-        if self.stopped is not None:
-            assert not effects, "the control plane does something after Stop"
-            return
         if is_new and isinstance(event, ev.RequestArrived):
             self._check_queue(event, waiting)
-        for effect in effects:
-            if self.conductors.dies():
-                return
-            self._carry_out(effect)
+        return effects
+
+    def _run(self, entry: Callable[[], list[Sent]]) -> None:
+        """Run the conductor, deliver what it sends, or has sent when it dies, and wake it when it wants."""
+        try:
+            carry(self.conductor, entry(), self._deliver, lambda: self.clock.now)
+        except ConductorDied:
+            for one in self.conductor.leaving:
+                self._deliver(one)
+            self.conductors.take_over()
+        if self.conductor.wake_at != self._alarm_s:
+            self._alarm_s = self.conductor.wake_at
+            if self._alarm_s < inf:
+                self.clock.at(max(self._alarm_s, self.clock.now), partial(self._ring, self._alarm_s))
         if self.stopped is None and self.num_events % self._check_every == 0:
             self.control.check()
+
+    def _ring(self, alarm_s: float) -> None:
+        if alarm_s == self._alarm_s:
+            self._stale = False
+            self._run(lambda: self.conductor.tick(self.clock.now))
 
     def _check_failure(self, failed: fx.Fail) -> None:
         """Assert that a request fails after its last try alone, or because nothing can serve it.
@@ -307,15 +332,6 @@ class World(Post):
         self.conductors.lost.append(lost)
         self.tell(lost)
 
-    def forget_conductor(self) -> None:
-        """Forget what only the conductor knew that has just died."""
-        self._answers = PoolAnswers(self.control.directory, self.shape.config.roles)
-        self._over.clear()
-        self._visible.clear()
-        self._unsent.clear()
-        self._heard.clear()
-        self._alarm += 1
-
     def forget(self, request: Request) -> None:
         """Keep of a request that has ended when its client had its tokens."""
         outcome = {"finished": COMPLETED, "rejected": REJECTED}.get(request.ends[0], FAILED)
@@ -327,7 +343,10 @@ class World(Post):
 
     # ------------------------------------------------------------------------------ effects
 
-    def _carry_out(self, effect: fx.Effect) -> None:
+    def _watch(self, event: ev.Event, effect: fx.Effect) -> None:
+        """See an effect before the conductor carries it out, unless that dies now."""
+        if self.conductors.dies():
+            raise ConductorDied
         match effect:
             case BlockStored() | BlockRemoved() if not self.exact:
                 pass
@@ -338,70 +357,60 @@ class World(Post):
                 assert there or self.term or self.memory.flips, f"{key:016x} is not on rank {rank} in {tier}"
             case BlockRemoved(key, rank, tier):
                 self._visible.remove((key, rank, tier))
-            case fx.WakeAt(time):
-                self._alarm += 1
-                number = self._alarm
-                self.clock.at(max(time, self.clock.now), lambda: self._ring(number))
-            case fx.Readiness():
-                self.ready = effect.ready
-            case fx.Stop():
-                self.stopped = effect
             case fx.Forget():
                 self.clients.on(effect)
-                del self.bodies[effect.request_id]
                 if self.exact:
                     self.custody.ended(effect)
-            case fx.Branched():
-                self.clients.on(effect)
-                self.bodies.branched(effect)
-            case fx.Recall():
+            case fx.Recall() if self.exact:
                 self._recalls[client_id_of(effect.request_id)] += 1
-                if self.exact:
-                    self.custody.recalled(effect)
-                if self.dice.random() >= self.faults.dropped:
-                    recall = partial(self.clients.on_recall, effect)
-                    self._links.send(CONDUCTOR, CLIENTS, self._delay_s(), recall)
-            case fx.EndRank():
-                self.kill(effect.rank, ended=True, why=f"failed: {effect.reason}")
-            case fx.MarkLost():
-                pass
+                self.custody.recalled(effect)
             case fx.AnswerCommand():
                 assert effect.command not in self._over, f"{effect} after the end of its command"
                 self._over |= {effect.command} if effect.ended else set()
-                self._unsent += self._answers.answer(effect, self.clients.answered)
             case fx.Reject() | fx.Fail():
                 if isinstance(effect, fx.Fail) and not self.control.stopped:
                     self._check_failure(effect)
                 self.clients.on(effect)
-            case fx.Decided() | fx.Release() | fx.Moved():
+            case fx.Decided() | fx.Release() | fx.Moved() | fx.Branched():
                 self.clients.on(effect)
-            case _:
-                self._order(effect)
 
-    def _ring(self, number: int) -> None:
-        if number == self._alarm:
-            self.tell(ev.Tick())
+    def _deliver(self, sent: Sent) -> str | None:
+        """Deliver a message of the conductor, late or never. Returns why it could not be sent, or None."""
+        message = sent.message
+        if sent.peer.startswith("pool-"):
+            return None if self.clients.answered(sent.peer, message) else UNREACHABLE
+        if sent.about is not None:
+            assert not isinstance(sent.about, int)
+            return self._deliver_order(sent.about, message)
+        if isinstance(message, fx.EndRank):
+            self.kill(message.rank, ended=True, why=f"failed: {message.reason}")
+        elif isinstance(message, fx.Recall) and self.dice.random() >= self.faults.dropped:
+            recall = partial(self.clients.on_recall, message)
+            self._links.send(CONDUCTOR, CLIENTS, self._delay_s(), recall)
+        return None  # of all else, gateways are told at once, and ranks do not need it
 
-    def _order(self, order: fx.Order) -> None:
+    def _deliver_order(self, order: fx.Order, message: m.Message) -> str | None:
         assert order.rank not in self.control.members.lost, f"{order} for a lost rank"
         if self.exact:
             self.custody.order(order)
-            if isinstance(order, fx.StartOrder):
+            if isinstance(order, fx.StartPrefill | fx.StartDecode | fx.StartServe):
                 self._repeat(order.request_id)
-        model, message = self.ranks[order.rank], self.bodies.message_of(order)
-        term = self.term
+        if isinstance(message, m.Start):  # its length, which clients do not say
+            most = self.requests[client_id_of(message.order.request_id)].most_tokens
+            message = replace(message, body=replace(message.body, max_tokens=most))
+        model, term = self.ranks[order.rank], self.term
         if self.dice.random() < self.faults.unsent:
-            self._unsent.append(ev.Undelivered(order, "its queue is full"))
-            return
+            return "its queue is full"
         if self.dice.random() < self.faults.dropped:
             self.custody.never_came(order)
-            return
+            return None
 
         def deliver() -> None:
             if model.term == term:  # otherwise it was lost with the connection
                 model.on(message)  # type: ignore[arg-type]
 
         self._links.send(CONDUCTOR, order.rank, self._delay_s(), deliver)
+        return None
 
     # ------------------------------------------------------------------------------ the end
 
