@@ -37,7 +37,7 @@ class Losses:
         self._stopped.clear()
         self._grants.rank_lost(rank, not ended, now)
         if self._directory.has_segment(rank):
-            self._lose_blocks(self._directory.remove_segment(rank), rank, now)
+            self._lose_blocks(self._directory.remove_segment(rank), rank)
         self._assign_savers()
         if ended:
             self._directory.settle_writer(rank)
@@ -48,7 +48,7 @@ class Losses:
         self._state.remove_instance(rank)
         self._dispatcher.note_loss(now)
 
-    def _lose_blocks(self, owners: list[str], rank: int, now: float) -> None:
+    def _lose_blocks(self, owners: list[str], rank: int) -> None:
         """Let requests begin anew whose KV was to be written to a lost rank.
 
         A rank that only reads there reports by itself whether it could. KV that is kept waits for no slot but

@@ -101,15 +101,15 @@ def fail_the_disk_of(store: psutil.Process) -> None:
 
 @pytest.fixture
 def emulated(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster of emulated ranks, two of each role."""
+    """A cluster of emulated ranks, two of each role. Each of its conductors records."""
     flags = [*emulation.flags(tmp_path / "model"), *RANKS, "--dead-after-s", str(DEAD_AFTER_S)]
-    with Cluster(flags, tmp_path / "log") as cluster:
+    with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         yield cluster
 
 
 def test_a_rank_or_conductor_that_hangs_is_killed_after_its_silence_and_streams_go_on(
-    emulated: Cluster,
+    emulated: Cluster, tmp_path: Path
 ) -> None:
     prompts = random_prompts(emulation.VOCABULARY)
     undisturbed, began = play(emulated.base_url, prompts, salt="0")
@@ -127,6 +127,7 @@ def test_a_rank_or_conductor_that_hangs_is_killed_after_its_silence_and_streams_
     streams, _ = play(emulated.base_url, prompts, conductor.suspend, lasts_s / 2, "2")
     assert texts(streams) == texts(undisturbed)
     assert process_of(emulated.pid, "conductor").pid != conductor.pid
+    assert (tmp_path / "record.1").exists()
 
 
 def test_without_a_rank_that_decodes_requests_wait_and_are_refused_with_the_reason(tmp_path: Path) -> None:

@@ -135,3 +135,11 @@ def test_copies_are_spread_over_the_store_ranks_of_a_node() -> None:
             full.read(number)
         full.now += 100.0
     assert {rank for rank, blocks in full.copies.items() if blocks >= 4} == {4, 5, 6}
+
+
+def test_no_copy_is_ordered_from_a_store_rank_that_is_lost() -> None:
+    world = TwoNodes(1, 100, 100)
+    world.on(ev.RankLost(5, 0, "died"))
+    for _ in range(3):
+        world.read(0)
+    assert world.copies == {4: PREFIX_BLOCKS}

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from mooncake_lite.control import effects as fx
 from scheduler import ADMISSIONS
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
-from tests.mooncake_lite.control.commands import after
+from tests.mooncake_lite.control.commands import COMMANDS, after
 from tests.mooncake_lite.control.scenario import Scenario
 
 pytestmark = pytest.mark.quick
@@ -51,8 +53,11 @@ def lines(text: str) -> Iterator[str]:
         yield f"  {scenario.books()}"
 
 
-def test_there_are_scenarios() -> None:
-    assert len(FILES) >= 4
+def test_every_command_and_every_effect_has_a_scenario() -> None:
+    lines = [line.split() for file in FILES for line in file.read_text().splitlines() if line[:1] in "> "]
+    assert {words[1] for words in lines if words[:1] == [">"]} == {"books", "wait", *COMMANDS}
+    shown = {words[0] for words in lines if words}
+    assert {kind.__name__ for kind in get_args(fx.Effect)} <= shown
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ class Batch:
 class Pool:
     """Memory of another rank. fails_after: so many batches go well."""
 
-    def __init__(self) -> None:
-        self.bytes = np.random.default_rng(1).integers(0, 255, 100 + 8 * LAYOUT.nbytes).astype(np.uint8)
+    def __init__(self, layout: BlockLayout) -> None:
+        self.layout = layout
+        self.bytes = np.random.default_rng(1).integers(0, 255, 100 + 24 * layout.nbytes).astype(np.uint8)
         self.batches: list[Batch] = []
         self.fails_after, self.late = 1000, False
 
@@ -75,16 +76,17 @@ class Pool:
         return self.batches[-1]
 
     def block(self, ref: BlockRef) -> np.ndarray:
-        return self.bytes[ref.offset : ref.offset + ref.nbytes].view(np.float32).reshape(LAYOUT.shape)
+        return self.bytes[ref.offset : ref.offset + ref.nbytes].view(np.float32).reshape(self.layout.shape)
 
 
 class Engine:
     """Pages of a block each: (layers, pages, ...)."""
 
-    block_dtype, block_shape = np.float32, LAYOUT.shape
+    block_dtype = np.float32
 
-    def __init__(self) -> None:
-        self.pages = np.random.default_rng(2).random((LAYOUT.layers, 8, *LAYOUT.shape[1:]), np.float32)
+    def __init__(self, layout: BlockLayout) -> None:
+        self.block_shape = layout.shape
+        self.pages = np.random.default_rng(2).random((layout.layers, 16, *layout.shape[1:]), np.float32)
 
     def load_blocks(self, pages: Sequence[int], blocks: np.ndarray, layers: slice) -> None:
         self.pages[layers, list(pages)] = blocks.swapaxes(0, 1)
@@ -94,11 +96,11 @@ class Engine:
 
 
 class Rank:
-    def __init__(self) -> None:
-        self.engine: Any = Engine()
-        self.pool: Any = Pool()
-        segment = np.zeros(8 * LAYOUT.nbytes, np.uint8)
-        self.staging = StagingBlocks(segment, LAYOUT, self.engine)
+    def __init__(self, layout: BlockLayout = LAYOUT) -> None:
+        self.engine: Any = Engine(layout)
+        self.pool: Any = Pool(layout)
+        segment = np.zeros(8 * layout.nbytes, np.uint8)
+        self.staging = StagingBlocks(segment, layout, self.engine)
         assert self.staging.half_blocks == HALF
 
     @property
@@ -109,9 +111,10 @@ class Rank:
 PAGES = (6, 1, 4)
 
 
-def refs(pool: Pool, *, checked: bool = False) -> list[BlockRef]:
+def refs(pool: Pool, count: int = BLOCKS, *, checked: bool = False) -> list[BlockRef]:
     """Blocks of the pool, which do not begin at its beginning."""
-    places = [BlockRef(n, 3, 100 + 2 * n * LAYOUT.nbytes, LAYOUT.nbytes) for n in range(BLOCKS)]
+    nbytes = pool.layout.nbytes
+    places = [BlockRef(n, 3, 100 + 2 * n * nbytes, nbytes) for n in range(count)]
     if not checked:
         return places
     checks = [check_of(LAYOUT.checksums(pool.block(ref))) for ref in places]
@@ -186,6 +189,18 @@ def test_a_layer_leaves_once_it_is_computed_and_not_before() -> None:
         assert (rank.pool.block(ref) == block).all()
     assert (end.number, end.problem) == (1, "")
     assert end.sums == [LAYOUT.checksums(np.ascontiguousarray(block)) for block in expected]
+
+
+def test_as_many_layers_leave_at_once_as_half_of_a_half_has_room_for() -> None:
+    """Not the number of groups but the memory bounds them here: two layers of 12 blocks each."""
+    rank, count = Rank(BlockLayout(32, 1, 4, 2, 4)), 12
+    places = refs(rank.pool, count)
+    outgoing = Outgoing(*rank.parts, WriteGroup(1, range(count), places, ("a", 0), 0, behind=True))  # type: ignore[arg-type]
+    outgoing.reached(32)
+    assert outgoing.run().problem == ""
+    assert len(rank.pool.batches) == 16
+    for page, ref in enumerate(places):
+        assert (rank.pool.block(ref) == rank.engine.pages[:, page]).all()
 
 
 def test_a_store_by_layers_that_fails_tells_whether_bytes_may_come_late() -> None:

@@ -416,6 +416,14 @@ def test_a_stage_reads_hidden_states_in_order_and_then_frees_their_slot() -> Non
     assert stage.told == [(1, HiddenTaken(1)), (1, HiddenTaken(0))]
 
 
+def test_a_stage_that_stops_frees_the_slots_of_what_it_will_not_read() -> None:
+    stage = Place(2)
+    stage.heard = [[HiddenAt(1, 500), HiddenAt(0, 300)]]
+    stage.near.look()
+    stage.near.drop()
+    assert stage.told == [(1, HiddenTaken(1)), (1, HiddenTaken(0))]
+
+
 def test_hidden_states_that_cannot_be_read_are_not_given_back() -> None:
     stage = Place(2)
     stage.heard = [[HiddenAt(1, 500)]]

@@ -223,3 +223,13 @@ def test_withheld_tokens_are_forgotten_when_a_conductor_dies_unless_they_were_re
         request.release("a")
     (again,) = request.again(m.first_attempt(1), BLOCK)
     assert (again.answers, again.request.resumed) == (shown, released)
+
+
+def test_a_request_that_was_released_before_its_first_token_came_cannot_be_refused_by_a_new_conductor() -> (
+    None
+):
+    request = OpenRequest("a")
+    request.expect(submit(), withheld=True)
+    request.release("a")
+    (again,) = request.again(m.first_attempt(1), BLOCK)
+    assert again.request.resumed

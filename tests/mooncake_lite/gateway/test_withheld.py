@@ -69,6 +69,13 @@ def test_what_was_withheld_is_never_shown_after_a_refusal(error: Exception) -> N
     assert request.unfinished() == []
 
 
+def test_a_request_whose_prompt_is_not_yet_submitted_fails_with_the_reason() -> None:
+    request = OpenRequest("a")
+    request.fail(Unavailable("the conductor is silent"))
+    with pytest.raises(Unavailable, match="the conductor is silent"):
+        now(request)
+
+
 def test_a_refusal_after_the_prefill_is_a_429_for_a_stream_too(start: Start) -> None:
     def prefilled(then: Callable[[str], m.Message]) -> Callable[[FakeCluster, m.Submit], None]:
         def behave(cluster: FakeCluster, submit: m.Submit) -> None:

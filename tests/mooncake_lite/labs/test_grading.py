@@ -17,12 +17,13 @@ from click.testing import CliRunner
 
 from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs import regions, sandbox
+from mooncake_lite.labs import grading, regions, sandbox
 from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grade_pages import write_grades
 from mooncake_lite.labs.grading import Grade, grade_folder, read_marks
 from mooncake_lite.labs.judging import Case, Outcome
 from mooncake_lite.labs.lab import Points, lab_in
+from mooncake_lite.labs.lowering import Lowered
 from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.submission import read_submission
 from tests.mooncake_lite.labs.sample_class import (
@@ -86,6 +87,17 @@ def test_a_region_that_uses_names_of_its_own_gets_nothing_even_if_it_is_right(tm
     (grade,) = of_one(tmp_path, {"2d": SURVIVOR})
     assert grade.automatic == 0
     assert "imports; a region uses only" in grade.scores["2d"].state
+
+
+@pytest.mark.quick
+def test_a_task_whose_kernel_does_not_lower_to_ptx_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = Outcome([Case("2b", seed, seed, True, "") for seed in ("public", "private")])
+    monkeypatch.setattr(grading, "run_tests", lambda *_, **__: passed)
+    monkeypatch.setattr(grading, "lower", lambda *_, **__: Lowered({"2b": "it does not lower to PTX"}))
+    (grade,) = of_one(tmp_path, {"2b": reference(LAB)["2b"]})
+    assert (grade.automatic, grade.scores["2b"].state) == (0, "it does not lower to PTX")
 
 
 @pytest.mark.quick

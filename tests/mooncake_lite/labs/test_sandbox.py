@@ -293,6 +293,18 @@ def test_a_program_that_exceeds_a_limit_is_killed_and_the_limit_is_named(
     assert reason == says
 
 
+def test_the_limit_of_seconds_begins_anew_with_each_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = time.monotonic() + 2 * LIMITS.seconds
+    with Confined([sys.executable, "-c", "input()"], tmp_path, LIMITS, level="none") as program:
+        monkeypatch.setattr(sandbox.time, "monotonic", lambda: late)
+        assert program.over() == "ran longer than 60 s"
+        program.restart_clock()
+        assert program.over() == ""
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     "lab", [lab for lab in labs_in(ROOT).values() if lab.tasks], ids=lambda lab: f"lab{lab.number}"
 )

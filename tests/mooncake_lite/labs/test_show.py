@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.judging import rows_to
+from mooncake_lite.labs.judging import Judge, Run, Session, rows_to
 from mooncake_lite.labs.notes import Notes, write_notes
 from mooncake_lite.labs.show import read_trace_of
 from tests.mooncake_lite.labs.trees import ROOT, labs
@@ -166,3 +167,17 @@ def test_a_trace_that_cannot_be_drawn_is_an_error_of_one_line(trace: dict[str, A
     with pytest.raises(LabError, match=says) as raised:
         read_trace_of(trace)
     assert "\n" not in str(raised.value)
+
+
+def test_a_picture_belongs_to_the_answer_that_it_was_made_of() -> None:
+    run = Run("", 2, {"public": 1}, "none", "")
+    session = Session(run, ROOT)
+    child: Any = SimpleNamespace(ask=lambda *_: 5, files={}, stopped="", printed=b"", close=lambda: None)
+    session.child = lambda task: child  # type: ignore[method-assign]
+    judge = Judge(session, "2b", "test_blocks", "public")
+    judge.ask("blocks", 1, int)
+    judge.trace(PAGES)
+    judge.ask("blocks", 2, int)
+    with pytest.raises(pytest.fail.Exception):
+        judge.expect(5, 6, "blocks(2)", "the number of blocks")
+    assert session.outcome.traces == {}

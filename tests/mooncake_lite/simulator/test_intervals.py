@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import log
 from pathlib import Path
 from random import Random
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -64,6 +67,17 @@ def test_machines_differ_from_their_profile_and_the_costs_told_do_not() -> None:
     assert {one.costs for one in others} == {CLUSTER.costs}
     assert len({one.overheads for one in others}) == len(others)
     assert CLUSTER.overheads == OverheadsSection()
+
+
+@pytest.mark.quick
+def test_overheads_that_were_guessed_differ_more_than_those_that_were_measured() -> None:
+    def deviation(cluster: Cluster) -> float:
+        usual = cluster.overheads.step_s
+        return stdev(log(drawn(cluster, {}, seed).machines.overheads.step_s / usual) for seed in range(60))
+
+    assert CLUSTER.profile.overheads is None
+    measured = CLUSTER.profile.with_section("overheads", OverheadsSection())
+    assert deviation(CLUSTER) > 1.2 * deviation(replace(CLUSTER, profile=measured)) > 0.0
 
 
 @pytest.mark.quick

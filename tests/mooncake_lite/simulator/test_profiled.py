@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.profiled import ProfiledHardware
@@ -101,3 +102,15 @@ def test_a_copy_goes_over_the_links_of_two_nodes_and_not_into_pages() -> None:
     assert ends(copy(0, 1), near=40.0) == [LATENCY_S + 100 / FAR]
     assert ends(copy(0, 4)) == [100 / NEAR]
     assert ends(copy(0, 1), read(0, 2)) == [LATENCY_S + 200 / FAR] * 2
+
+
+def test_a_pass_is_outside_the_profile_that_has_more_of_anything_than_was_measured() -> None:
+    measured = PassLoad(100, 5_000, 8, 9_000)
+    hardware = ProfiledHardware(
+        Clock(), lambda load: 0.0, CostConfig(), NODES, OverheadsSection(), covered=measured
+    )
+    for load in (PassLoad(100, 5_000), PassLoad(101, 5_000), PassLoad(100, 5_001)):
+        hardware.count(load, 1)
+    for load in (PassLoad(0, 0, 8, 9_000), PassLoad(0, 0, 9, 9_000), PassLoad(0, 0, 8, 9_001)):
+        hardware.count(load, 2)
+    assert hardware.outside() == {"prefill": pytest.approx(2 / 3), "decode": pytest.approx(2 / 3)}

@@ -74,3 +74,9 @@ def test_answers_are_no_longer_than_the_limit_that_the_request_names() -> None:
     requests = made(6, 5.0, answer_tokens=400, spread=2.0, most_answer_tokens=500)
     assert max(one.most_tokens for one in requests) == 500
     assert {one.max_tokens for one in requests} == {500}
+
+
+def test_a_conversation_ends_with_the_question_after_which_its_text_is_too_long() -> None:
+    mix = {"turns": 1e9, "pause_s": 0.1, "spread": 0.0, "question_tokens": 100, "document_tokens": (512, 512)}
+    lengths = [len(one.token_ids) for one in made(8, 5.0, most_tokens=2_000, **mix)]
+    assert 2_000 < max(lengths) <= 2_100

@@ -184,9 +184,13 @@ def test_no_mpirun_means_no_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ({"ft": "too old", "fast": "too old"}, ["mpirun"], "cannot serve yet: mpirun"),
     ],
 )
-def test_the_last_line_says_whether_to_serve(profiles: dict[str, str], missing: list[str], says: str) -> None:
+def test_the_last_line_and_the_exit_code_say_whether_to_serve(
+    profiles: dict[str, str], missing: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = Report([Finding(name, "", "missing") for name in missing], profiles)
     assert says in doctor._conclusion(report)
+    monkeypatch.setattr(doctor, "examine", lambda: report)
+    assert doctor.doctor.main([], standalone_mode=False) == len(missing)
 
 
 @pytest.mark.quick

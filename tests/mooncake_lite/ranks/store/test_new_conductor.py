@@ -112,6 +112,15 @@ def test_an_idle_rank_joins_at_once_and_tells_what_lost_ranks_do_not_hold(rank: 
     assert rank.waits == [IDLE_WAIT_S, COPY_WAIT_S, IDLE_WAIT_S]
 
 
+def test_all_blocks_that_a_rank_holds_are_told_and_the_last_message_says_so(rank: Rank) -> None:
+    blocks = [held(key, 3) for key in range(1500)]
+    rank.hear(m.HoldBlocks(3, blocks))
+    rank.signs.term = 2
+    pieces = [message for message in rank.hear() if isinstance(message, m.Inventory)]
+    assert [block for piece in pieces for block in piece.blocks] == blocks
+    assert [piece.last for piece in pieces] == [*[False] * (len(pieces) - 1), True]
+
+
 def test_a_rank_joins_after_its_disk_has_written_into_dram(rank: Rank) -> None:
     rank.hear(m.LoadBlocks(3, 1, [7], [digest_of(7)], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
     rank.signs.term = 2
