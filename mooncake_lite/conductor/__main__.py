@@ -12,15 +12,14 @@ import time
 from pathlib import Path
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.kv_event_stream import KVEventStream
-from mooncake_lite.conductor.loop import STEWARD, ConductorRole
+from mooncake_lite.conductor.loop import ConductorRole
+from mooncake_lite.conductor.machine import STEWARD
 from mooncake_lite.conductor.recording import Recorder
 from mooncake_lite.conductor.settings import Settings, control_config
 from mooncake_lite.config.kv_events import kv_events_config
 from mooncake_lite.config.reading import config_from, read_private
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.control import Control
 from mooncake_lite.launch.child import end_child, run_child
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.rank_process import STOP_EXTRA_S
@@ -69,7 +68,7 @@ def _role(config: ServeConfig, settings: Settings, hub: Hub) -> ConductorRole:
     if config.record:
         suffix = f".{settings.term}" if settings.term else ""
         recorder = Recorder(Path(config.record + suffix), decides)
-    parts = config, hub, Control(decides), Gateways(settings.nodes, settings.host), stream, recorder
+    parts = config, hub, decides, settings.host, stream, recorder
     if not config.trace:
         return ConductorRole(*parts)
     from mooncake_lite.conductor.traced import TracedConductorRole, conductor_tracer
@@ -90,7 +89,7 @@ def _say_stop(config: ServeConfig, role: ConductorRole, stop: m.Stop) -> None:
     """Have all ranks flush, then leave MPI together. A rank that has yet to come is told when it does."""
     hub, lost = role.hub, role.control.members.lost
     ranks = {f"rank-{rank}" for rank in range(1, config.ranks) if rank not in lost}
-    for peer in [*ranks, *role.gateways.names]:
+    for peer in [*ranks, *role.machine.gateways.names]:
         hub.send(peer, stop)
     waiting = set() if stop.lost else set(ranks)
     dropped = 0

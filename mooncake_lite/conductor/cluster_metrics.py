@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from mooncake_lite.control import Control
 from mooncake_lite.control.life import Stage
 from mooncake_lite.messages import Metric, RankStats
 from mooncake_lite.messages.pool import SegmentFigures
@@ -34,6 +35,7 @@ HELP = {
     "ranks_lost_total": "Ranks that were lost, and without which the others went on",
     "requests_recalled_total": "Times that the answer so far of a request was asked for, to go on elsewhere",
     "class_requests_total": "Requests that have ended, by service class and outcome",
+    "events_ignored_total": "Answers of an earlier attempt or epoch, and others that changed nothing",
     "conductor_term": "How many conductors this one has replaced, one after the other",
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
@@ -134,6 +136,13 @@ class ClusterMetrics:
         key = (name, tuple(labels.items()))
         self._counts[key] = self._counts.get(key, 0.0) + amount
 
+    def count_end(self, classes: Sequence[ServiceClass], class_id: int, outcome: str) -> None:
+        """Count a request that has ended, by the name of its service class."""
+        service = classes[class_id].name if 0 <= class_id < len(classes) else "unknown"
+        self.count("class_requests_total", 1.0, **{"class": service, "outcome": outcome})
+        if outcome == "finished":
+            self.count("requests_finished_total")
+
     def observe_decision(self, seconds: float) -> None:
         """Add the time of one scheduling decision to the histogram."""
         self._histograms["schedule_decision_seconds"].observe(seconds)
@@ -172,3 +181,25 @@ class ClusterMetrics:
         for metrics in self._ranks.values():
             found += metrics
         return found
+
+
+def cluster_samples(
+    metrics: ClusterMetrics, control: Control, segments: Sequence[SegmentFigures],
+    channel: Mapping[str, float], ignored: int,
+) -> list[Metric]:  # fmt: skip
+    """Return every sample of a cluster.
+
+    segments   what each rank lends; channel: counters of the conductor's hub
+    ignored    events that changed nothing
+    """
+    state, directory, config = control.state, control.directory, control.config
+    gauges = {"num_requests_waiting": state.num_waiting, "num_requests_running": state.num_running}
+    gauges["conductor_term"] = config.term
+    counted = directory.counters
+    pool = {f"{n}_total" if n in counted else n: v for n, v in directory.stats().items()}
+    samples = metrics.samples(gauges, pool, channel)
+    samples += segment_samples(segments)
+    samples += class_samples(config.classes, directory.class_blocks())
+    samples += request_samples(control.requests.stages, state.prefills.values(), config.roles)
+    samples.append(Metric("events_ignored_total", "counter", HELP["events_ignored_total"], {}, ignored))
+    return bounded(samples)

@@ -7,7 +7,6 @@ plane (`mooncake_lite.control.commands`). See docs/reference/hdf5-tier.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from mooncake_lite import messages as m
@@ -56,24 +55,20 @@ class PoolAnswers:
             self._number, query.what, query.keys, path, query.force, query.hard, query.soft_s
         )
 
-    def answer(
-        self, effect: fx.AnswerCommand, send: Callable[[str, m.Message], bool]
-    ) -> list[ev.CommandAbandoned]:
-        """Send an answer of a command to its peer. If that fails, return the event that ends the command.
-
-        An abandoned command may still have answers, which are dropped: its last two are given at once.
-        """
+    def answer(self, effect: fx.AnswerCommand) -> tuple[str, m.Message] | None:
+        """Return who asked for a command, and an answer; None for a command that was abandoned."""
         if effect.command not in self._open:
-            return []
+            return None
         peer, query = self._open[effect.command]
-        answer: m.Message = m.PoolEnded(effect.problem, effect.blocks, effect.kept, query.number)
-        if not effect.ended:
-            bad = [p.PoolRow(b.object_id, b.key, "dram", b.rank, b.nbytes, "bad") for b in effect.bad]
-            answer = p.PoolProgress(effect.done, effect.nbytes, bad)
-        sent = send(peer, answer)
-        if effect.ended or not sent:
+        if effect.ended:
             del self._open[effect.command]
-        return [] if effect.ended or sent else [ev.CommandAbandoned(effect.command)]
+            return peer, m.PoolEnded(effect.problem, effect.blocks, effect.kept, query.number)
+        bad = [p.PoolRow(b.object_id, b.key, "dram", b.rank, b.nbytes, "bad") for b in effect.bad]
+        return peer, p.PoolProgress(effect.done, effect.nbytes, bad)
+
+    def drop(self, command: int) -> bool:
+        """Forget who asked for a command. Returns whether it was still open."""
+        return self._open.pop(command, None) is not None
 
 
 def _row(obj: PoolObject, now: float) -> p.PoolRow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mooncake_lite.conductor.machine import Observer
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from scheduler import Costs
@@ -31,7 +32,7 @@ class _Request:
     decodes_s: float = 0.0
 
 
-class Predictions:
+class Predictions(Observer):
     """Compares the first prediction for each request with what ranks report about its first attempt.
 
     TTFT is from the arrival to the report that the prompt is computed, without the store before it. TBT is

@@ -11,7 +11,7 @@ from scheduler import Placement, Rejection, Request, State, Wait
 class TimedChoice:
     """Forwards every question, and keeps the time that each answer took.
 
-    taken_s   of each decision since the list was cleared
+    taken_s   of each decision since `seconds` was called
     """
 
     def __init__(self, choose: Choose) -> None:
@@ -24,3 +24,9 @@ class TimedChoice:
         decision = self._choose(state, request, now)
         self.taken_s.append(time.perf_counter() - began)
         return decision
+
+    def seconds(self) -> float:
+        """Return how long the decisions took that led to a place, and begin anew."""
+        seconds = sum(self.taken_s)
+        self.taken_s.clear()
+        return seconds

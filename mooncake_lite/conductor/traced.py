@@ -43,7 +43,7 @@ class TracedConductorRole(ConductorRole):
         self._spans = Spans(tracer, REQUESTS)
         self._open: dict[str, Stage] = {}
         self._turn_ended_ns = tracer.now_ns()
-        self._readers[m.TraceLines] = self.after_stop
+        self._own[m.TraceLines] = self.after_stop
 
     def step(self, received: Sequence[tuple[str, m.Message]]) -> None:
         """As ConductorRole.step; the time since the last one was a wait."""
@@ -64,10 +64,10 @@ class TracedConductorRole(ConductorRole):
         super().close()
         self._steps.close()
 
-    def _on(self, event: ev.Event, now: float) -> list[fx.Effect]:
+    def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Apply an event as ConductorRole does, and add it to the trace."""
         began_ns = self._tracer.now_ns()
-        effects = super()._on(event, now)
+        effects = super()._decide(event, now)
         self._steps.work(type(event).__name__, began_ns, _details(event, effects))
         self._follow(event, effects)
         return effects

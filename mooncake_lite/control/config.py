@@ -9,7 +9,7 @@ from mooncake_lite.control.events import RankLost
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig
-from scheduler.placement import THRESHOLD
+from scheduler.placement import THRESHOLD, Policy, policy_of
 from scheduler.queues import AGEING, TRUST
 from store.layout import BlockLayout
 
@@ -70,6 +70,11 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     def block_layout(self) -> BlockLayout:
         """Return the layout of one block. Raises LayoutError for impossible sizes."""
         return BlockLayout(*self.layout)
+
+    @property
+    def placement(self) -> Policy:
+        """Return the placement policy."""
+        return policy_of(self.policy, self.balancing_threshold)
 
     @property
     def handover(self) -> Handover:

@@ -16,7 +16,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.commands import Commands
 from mooncake_lite.control.config import ControlConfig
-from mooncake_lite.control.dispatch import Dispatcher
+from mooncake_lite.control.dispatch import Choose, Dispatcher
 from mooncake_lite.control.life import Stage
 from mooncake_lite.control.losses import Losses
 from mooncake_lite.control.malformed import HAVE_LENGTHS, malformed
@@ -26,8 +26,8 @@ from mooncake_lite.control.puts import Puts
 from mooncake_lite.control.reports import Reports
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.succession import Succession
-from scheduler import ADMISSIONS, choose
-from scheduler.placement import policy_of
+from scheduler import ADMISSIONS
+from scheduler import choose as best_place
 
 
 class Control:
@@ -35,7 +35,6 @@ class Control:
 
     requests    those that are open
     dispatcher  places and starts them
-    policy      the placement policy
     state       the books of `scheduler`
     directory   the truth about the pool
     took        the last event was not ignored: it was sound, of this epoch and attempt, and possible
@@ -44,11 +43,14 @@ class Control:
     `now` is in seconds. All events use one clock, which never moves backwards.
     """
 
-    def __init__(self, config: ControlConfig) -> None:
-        """Build the parts. Raises LayoutError, UnknownPolicy or ValueError for a wrong configuration."""
+    def __init__(self, config: ControlConfig, choose: Choose | None = None) -> None:
+        """Build the parts. Raises LayoutError, UnknownPolicy or ValueError for a wrong configuration.
+
+        choose   stands in for `scheduler.choose` with the policy of the configuration
+        """
         self._out: list[fx.Effect] = []
         books = Books(config, self._out.append)
-        self.config, self.policy = config, policy_of(config.policy, config.balancing_threshold)
+        self.config = config
         self.state, self.directory, self.members = books.state, books.directory, books.members
         self._grants = books.grants
         self._of_other_epochs = 0
@@ -58,7 +60,9 @@ class Control:
         self._pool = Pool(books)
         self.requests = Requests(books)
         admission = ADMISSIONS[config.admission]()
-        self.dispatcher = Dispatcher(books, partial(choose, self.policy), admission, self.requests)
+        self.dispatcher = Dispatcher(
+            books, choose or partial(best_place, config.placement), admission, self.requests
+        )
         self._puts = Puts(books, self.requests, self.dispatcher.room, self._pool)
         self._commands = Commands(books)
         self._losses = Losses(books, self.requests, self.dispatcher)

@@ -48,6 +48,11 @@ class Clients:
         self._left, self._open = source.num_requests, 0
 
     @property
+    def hello(self) -> m.GatewayHello:
+        """Return what their gateway says to a conductor."""
+        return m.GatewayHello(self.gateway, ["", ""])
+
+    @property
     def done(self) -> bool:
         """Return whether all requests have come and ended."""
         return not (self._left or self._open)

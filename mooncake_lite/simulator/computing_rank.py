@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from msgspec.structs import replace
-
-from mooncake_lite import messages as m
 from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order, Told
 from mooncake_lite.simulator.runner import VirtualRunner
 from mooncake_lite.simulator.surroundings import Surroundings
@@ -108,7 +105,5 @@ class SimulatedRank:
         for message, gateway, times_s in told:
             if gateway:
                 self._world.tokens(self.number, message, times_s or (self._world.clock.now,))
-                continue
-            if isinstance(message, m.RankHello):
-                message = replace(self._world.shape.joined(self.number), epoch=message.epoch)
-            self._world.answer(message)
+            else:
+                self._world.answer(message)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from mooncake_lite.conductor.machine import Facts
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import ControlConfig
-from mooncake_lite.control.events import RankJoined
+from mooncake_lite.messages import RankHello
 from scheduler.instance import Limits, Pages, Preemption, Staging, State, new_prefix_cache
 from scheduler.instance.state import NextKey
 from store.allocator import padded_size
@@ -102,17 +103,13 @@ class Shape:
         """Return the bytes that a rank lends."""
         return self.segments[rank] * padded_size(self.layout.nbytes)
 
-    def joined(self, rank: int) -> RankJoined:
-        """Return what a rank says when it is ready."""
+    @property
+    def facts(self) -> Facts:
+        """Return what the conductor knows of its ranks besides its configuration."""
+        return Facts(dict.fromkeys(DUTIES, self.slots) | {"prefill": self.prompts, "store": 0})
+
+    def hello(self, rank: int, epoch: int = 0) -> RankHello:
+        """Return what a rank says when it is ready. epoch: number of the conductor."""
         role = self.config.roles[rank]
         has_tier = role == "store" and self.tier_blocks > 0
-        return RankJoined(
-            rank,
-            0,
-            rank,
-            DUTIES[role],
-            self.config.nodes[rank],
-            slots={"prefill": self.prompts, "store": 0}.get(role, self.slots),
-            segment_bytes=self.segment_bytes(rank),
-            tier=has_tier,
-        )
+        return RankHello(rank, role, self.config.nodes[rank], self.segment_bytes(rank), has_tier, epoch)

@@ -5,8 +5,6 @@ Used by `world.py`. What it computes and moves is part of the first rank's runne
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from mooncake_lite.ranks.computing.machine import NewTerm
 from mooncake_lite.simulator.surroundings import Surroundings
 
@@ -20,4 +18,4 @@ class StageModel:
     def on(self, news: NewTerm) -> None:
         """Join a new conductor."""
         self.term = news.number
-        self._world.answer(replace(self._world.shape.joined(self.number), epoch=self.term))
+        self._world.answer(self._world.shape.hello(self.number, self.term))

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from msgspec.structs import replace
-
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.ranks.computing.machine import NewTerm
@@ -75,7 +73,7 @@ class StoreModel:
         """Drop all orders, and tell a new conductor what this rank holds."""
         self.term, world = term, self._world
         self._queue.clear()
-        world.answer(replace(world.shape.joined(self.number), epoch=term))
+        world.answer(world.shape.hello(self.number, term))
         if self.capacity:
             digests = [self._digests[key] for key in self._durable]
             world.answer(ev.TierIndexed(self.number, term, list(self._durable), digests, True))

@@ -23,8 +23,6 @@ class Surroundings(Protocol):
     """A world, as its ranks and clients see it.
 
     requests   that were sent and have not ended; records: what became of the others
-    ready      the control plane takes requests
-    stopped    the control plane has said Stop
     dead       ranks that were killed
     """
 
@@ -35,9 +33,15 @@ class Surroundings(Protocol):
     shape: Shape
     requests: dict[str, Request]
     records: list[Record]
-    ready: bool
-    stopped: fx.Stop | None
     dead: set[int]
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the conductor takes requests."""
+
+    @property
+    def stopped(self) -> fx.Stop | None:
+        """Return how the cluster ends; None while it goes on."""
 
     def skip(self, draws: int) -> None:
         """Take draws of the dice that decide nothing."""
@@ -52,4 +56,4 @@ class Surroundings(Protocol):
         """Send a message from a gateway to the control plane."""
 
     def tell(self, message: m.Message) -> None:
-        """Have an event reach the control plane now."""
+        """Have a message reach the conductor now."""

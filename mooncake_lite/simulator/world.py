@@ -1,27 +1,30 @@
-"""A world for the control plane and the computing ranks, in virtual time.
+"""A world for the conductor and the computing ranks, in virtual time.
 
-Run by `play.py`. The control plane and the computing ranks are those that serve. Engines, transfers, store
-ranks and clients are modelled. The fault world of the tests (tests/worlds) is this one with other seams: its
-bytes are followed, its post loses messages, its clients go away, and its checker looks at everything.
-Explained in docs/explain/control.md.
+Run by `play.py`. The conductor and the computing ranks are those that serve. Steward, gateways, engines,
+transfers, store ranks and clients are modelled. The fault world of the tests (tests/worlds) is this one with
+other seams: its bytes are followed, its post loses messages, its clients go away, and its checker looks at
+everything. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.open_bodies import OpenBodies
+from mooncake_lite.conductor.machine import STEWARD, Conductor, OfRank, Sent, carry
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.request import client_id_of
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from mooncake_lite.simulator.bytes import Bytes
 from mooncake_lite.simulator.checker import Checker
-from mooncake_lite.simulator.clients import Clients
+from mooncake_lite.simulator.clients import Clients, ToClient
 from mooncake_lite.simulator.clock import Clock, Links
 from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.post import Post
@@ -32,7 +35,6 @@ from mooncake_lite.simulator.store_rank import StoreModel
 from mooncake_lite.simulator.tokens import opaque_digest, opaque_key
 from mooncake_lite.simulator.workload import Request
 from mooncake_lite.workloads.metrics import Record
-from store.objects import BlockRemoved, BlockStored
 
 MOST_EVENTS_PER_REQUEST = 2000
 """More than any run needs. A request that never gets further is an error, as is a Tick that causes a Tick."""
@@ -55,7 +57,6 @@ class World(Post):
     control     the control plane under test
     requests    that were sent and have not ended; records: what became of the others
     hardware    how long its ranks take
-    ready       the control plane takes requests; stopped: it has said Stop
     """
 
     def __init__(
@@ -72,13 +73,11 @@ class World(Post):
         self.records: list[Record] = []
         self.dead: set[int] = set()
         self.num_events = 0
-        self.stopped: fx.Stop | None = None
-        self.ready = False
         self._links = Links(self.clock)
         self._observe = observe
-        self._alarm = 0
+        self._peers = [f"rank-{rank}" for rank in range(len(self.shape.config.roles))]
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
-        self.begin_term(self.shape.config)
+        self.begin_conductor(self.shape.config)
         self._make_seams(setting)
         roles = enumerate(self.shape.config.roles)
         self.ranks: dict[int, Any] = {
@@ -97,8 +96,9 @@ class World(Post):
             return StoreModel(rank, self.shape.tier_blocks, self)
         if role == "stage":
             return StageModel(rank, self)
-        hello = m.RankHello(rank, role, self.shape.config.nodes[rank])
-        machine = ComputingRank(hello, self.shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest)
+        machine = ComputingRank(
+            self.shape.hello(rank), self.shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest
+        )
         return SimulatedRank(machine, VirtualRunner, self, most)
 
     # ------------------------------------------------------------------------------ a run
@@ -119,11 +119,11 @@ class World(Post):
         ranks = list(self.ranks)
         self.dice.shuffle(ranks)
         for rank in ranks:
-            joined = self.shape.joined(rank)
-            self.answer(joined)
-            for indexed in self._indexed(rank) if joined.tier else ():
+            hello = self.shape.hello(rank)
+            self.answer(hello)
+            for indexed in self._indexed(rank) if hello.tier else ():
                 self.answer(indexed)
-        self.from_clients(ev.GatewayReady(self.clients.gateway))
+        self.from_clients(self.clients.hello)
 
     def _indexed(self, rank: int) -> list[ev.TierIndexed]:
         """Return what a store rank tells of its tier, in two pieces: it is empty."""
@@ -144,78 +144,71 @@ class World(Post):
 
     # ------------------------------------------------------------------------------ the conductor
 
-    def begin_term(self, config: ControlConfig) -> None:
-        """Start a conductor. It knows what its config says."""
+    def begin_conductor(self, config: ControlConfig) -> None:
+        """Begin a conductor that knows nothing but its configuration."""
         self.control = Control(config)
-        self.bodies = OpenBodies(reuse=True, has_pool=config.has_pool)
-        self._alarm += 1
+        self.conductor = Conductor(self.shape.facts, self.control, decide=self._decide, watch=self._watch)
+        self._alarm_s = inf
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the conductor takes requests."""
+        return self.conductor.ready
+
+    @property
+    def stopped(self) -> fx.Stop | None:
+        """Return how the cluster ends; None while it goes on."""
+        return self.conductor.stop
 
     def tell(self, message: m.Message) -> None:
-        """Have an event reach the control plane now, and carry out its effects."""
-        self._apply(self._event_of(message), message)
+        """Have a message reach the conductor now, and deliver what it sends."""
+        self._run(lambda: self.conductor.on(self._sender_of(message), message, self.clock.now))
 
-    def _event_of(self, message: m.Message) -> ev.Event:
-        """Return the event of a message. The body of a request is kept, as the conductor role does."""
-        if isinstance(message, m.Submit):
-            most = self.requests[message.request.request_id].most_tokens
-            ends = replace(message.request, max_tokens=most)  # its length, which clients do not say
-            self.bodies.add(replace(message, request=ends))
-            return message.request
-        if isinstance(message, m.Report):
-            return message.event
-        assert isinstance(message, ev.Event)
-        return message
+    def _sender_of(self, message: m.Message) -> str:
+        """Return the name of the connection of who sends such a message."""
+        event = message.event if isinstance(message, m.Report) else message
+        if isinstance(event, m.GatewayLost | m.RankLost):
+            return STEWARD
+        return self._peers[event.rank] if isinstance(event, OfRank) else self.clients.gateway
 
-    def _apply(self, event: ev.Event, message: m.Message | None = None) -> None:
+    def _run(self, entry: Callable[[], list[Sent]]) -> None:
+        """Run the conductor, deliver what it sends, and wake it when it wants."""
+        carry(self.conductor, entry(), self._deliver, lambda: self.clock.now)
+        if self.conductor.wake_at != self._alarm_s:
+            self._alarm_s = self.conductor.wake_at
+            if self._alarm_s < inf:
+                self.clock.at(max(self._alarm_s, self.clock.now), partial(self._ring, self._alarm_s))
+
+    def _ring(self, alarm_s: float) -> None:
+        if alarm_s == self._alarm_s:
+            self._run(lambda: self.conductor.tick(self.clock.now))
+
+    def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Let the control plane decide."""
         self.num_events += 1
         self.checker.saw(event)
-        effects = self._decide(event)
-        if isinstance(message, m.Report) and self.control.took:
-            self.bodies.keep(message)
-        self._carry_out(event, effects)
-
-    def _decide(self, event: ev.Event) -> Sequence[fx.Effect]:
-        now = self.clock.now
         effects = self.control.on(event, now)
         if self._observe is not None:
             self._observe(event, now, effects)
         return effects
 
-    def _carry_out(self, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
-        for effect in effects:
-            self.checker.watch(event, effect)
-            self._do(effect)
+    def _watch(self, event: ev.Event, effect: fx.Effect) -> None:
+        """See an effect before the conductor carries it out. Gateways are told at once."""
+        self.checker.watch(event, effect)
+        if isinstance(effect, ToClient):
+            self.clients.on(effect)
 
-    def _do(self, effect: fx.Effect) -> None:
-        match effect:
-            case BlockStored() | BlockRemoved() | fx.MarkLost():
-                pass
-            case fx.WakeAt(time):
-                self._alarm += 1
-                number = self._alarm
-                self.clock.at(max(time, self.clock.now), lambda: self._ring(number))
-            case fx.Readiness():
-                self.ready = effect.ready
-            case fx.Stop():
-                self.stopped = effect
-            case fx.Forget():
-                self.clients.on(effect)
-                del self.bodies[effect.request_id]
-            case fx.Branched():
-                self.clients.on(effect)
-                self.bodies.branched(effect)
-            case fx.Recall():
-                self.recall(effect)
-            case fx.EndRank():
-                self.kill(effect.rank, why=f"failed: {effect.reason}")
-            case fx.Reject() | fx.Fail() | fx.Decided() | fx.Release() | fx.Moved():
-                self.clients.on(effect)
-            case _:
-                self._order(effect)
-
-    def _ring(self, number: int) -> None:
-        if number == self._alarm:
-            self.tell(ev.Tick())
-
-    def _order(self, order: Any) -> None:
-        self.order(order, self.bodies.message_of(order))
+    def _deliver(self, sent: Sent) -> str | None:
+        """Deliver a message of the conductor. Returns why it could not be sent, or None."""
+        message, order = sent.message, sent.about
+        if order is not None:
+            assert not isinstance(order, int)
+            if isinstance(message, m.Start):  # its length, which clients do not say
+                most = self.requests[client_id_of(message.order.request_id)].most_tokens
+                message = replace(message, body=replace(message.body, max_tokens=most))
+            return self.order(order, message)
+        if isinstance(message, fx.EndRank):
+            self.kill(message.rank, why=f"failed: {message.reason}")
+        elif isinstance(message, fx.Recall):
+            self.recall(message)
+        return None  # of all else, gateways have been told, and ranks do not need it

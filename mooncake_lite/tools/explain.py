@@ -101,9 +101,9 @@ def replay(recording: Recording, request_id: str) -> Explanation:
 
     Raises RecordingError if the file is damaged, or if a replay has other effects than the recorded run.
     """
-    control, digester = Control(recording.header.config), Digester()
-    decisions = Decisions(control.policy)
-    control.dispatcher.choose = decisions.choose
+    config, digester = recording.header.config, Digester()
+    decisions = Decisions(config.placement)
+    control = Control(config, decisions.choose)
     for number, entry in enumerate(recording.entries(), 1):
         try:
             effects = control.on(entry.event, entry.now)
@@ -140,7 +140,7 @@ def _with_candidates(found: Explanation, control: Control, entry: Entry) -> Expl
     config = control.config
     record = RequestRecord.of(event, config.classes[event.class_id], entry.now)
     request = record.as_request(control.state, config.block_layout.block_tokens)
-    rows = explain(control.policy, control.state, request, entry.now)
+    rows = explain(config.placement, control.state, request, entry.now)
     return msgspec.structs.replace(found, candidates=rows)
 
 

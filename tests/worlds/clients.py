@@ -118,7 +118,7 @@ class FaultyClients(Clients):
         """Send open requests to a new conductor again (NewTerm), with what their clients have."""
         world = self._world
         self._commands = dict.fromkeys(self._commands, 0)
-        world.from_clients(ev.GatewayReady(self.gateway))
+        world.from_clients(self.hello)
         for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
             if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
                 continue
@@ -166,13 +166,13 @@ class FaultyClients(Clients):
         if world.ready and random.random() < world.faults.conductor_lost:
             world.end_conductor()
         elif random.random() < 0.1:
-            world.tell(ev.StopRequested("asked to", 2.0))
+            world.tell(m.StopRequested("asked to", 2.0))
         elif rank:
             world.kill(rank, ended=random.random() >= world.faults.unreachable)
         elif world.ready:  # its clients' connections break, and nobody waits for their answers
             world.from_clients(ev.GatewayLost(self.gateway, "died"))
             self.gateway = f"gateway-{int(self.gateway.partition('-')[2]) + 1}"
-            world.from_clients(ev.GatewayReady(self.gateway))
+            world.from_clients(self.hello)
 
     # ------------------------------------------------------------------------------ what they are told
 
@@ -238,6 +238,7 @@ class FaultyClients(Clients):
     def answered(self, peer: str, answer: m.Message) -> bool:
         """Take an answer of a pool command. False: it was killed, and its connection is gone."""
         number = int(peer.removeprefix("pool-"))
+        assert self._commands[number], f"{answer} to {peer}, which was gone before"
         self._commands[number] -= 1
         is_killed = not self._commands[number]
         if isinstance(answer, m.PoolEnded):

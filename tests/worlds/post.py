@@ -23,8 +23,7 @@ Those of STARTS come in their order, too: a rank that is not heard while it star
 class FaultyPost(Post):
     """Loses, doubles and reorders messages. It is part of FaultWorld, which has what it uses.
 
-    _heard    request -> what ranks have said of it
-    _unsent   what could not be sent, which the conductor has not noticed yet
+    _heard   request -> what ranks have said of it
     """
 
     def skip(self, draws: int) -> None:
@@ -55,7 +54,7 @@ class FaultyPost(Post):
         if request_id := getattr(event, "request_id", ""):
             self._heard.setdefault(request_id, []).append(message)
 
-    def _tell_of(self, event: ev.RankEvent, message: m.Message) -> None:
+    def _tell_of(self, event: ev.RankEvent | m.RankHello, message: m.Message) -> None:
         """Deliver a message of a rank. If its rank or conductor has died, it may have died with that."""
         is_stale = event.epoch != self.term
         if not (is_stale or event.rank in self.dead) or self.dice.random() < 0.5:
@@ -76,18 +75,17 @@ class FaultyPost(Post):
         deliver = partial(super().tokens, rank, message, times_s)
         self._links.send(rank, CLIENTS, self._delay_s(), deliver)
 
-    def order(self, order: fx.Order, message: m.Message) -> None:
+    def order(self, order: fx.Order, message: m.Message) -> str | None:
         """Send an order to its rank. What ranks have said of its request may come again meanwhile."""
         if isinstance(order, fx.StartOrder):
             for heard in self._heard.get(order.request_id, ()):
                 if self.dice.random() < self.faults.doubled:
                     self.clock.after(0.2 * self.dice.random(), partial(self._tell_again, heard))
         if self.dice.random() < self.faults.unsent:
-            self._unsent.append(ev.Undelivered(order, "its queue is full"))
-            return
+            return "its queue is full"
         if self.dice.random() < self.faults.dropped:
             self.custody.never_came(order)
-            return
+            return None
         model, term = self.ranks[order.rank], self.term
 
         def deliver() -> None:
@@ -95,6 +93,7 @@ class FaultyPost(Post):
                 model.on(message)
 
         self._links.send(CONDUCTOR, order.rank, self._delay_s(), deliver)
+        return None
 
     def recall(self, recall: fx.Recall) -> None:
         """Ask the gateway what a client has."""

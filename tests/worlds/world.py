@@ -21,7 +21,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.pool_answers import PoolAnswers
+from mooncake_lite.conductor.machine import UNREACHABLE, Sent
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -42,6 +42,10 @@ SHOWN_EVENTS, PATIENCE_S, MOST_PASSES, MOST_EFFECTS, LEARNS_S = 30, 4500.0, 40, 
 
 class WorldFailure(AssertionError):
     """A run has failed; the message holds the seed and the last events."""
+
+
+class ConductorDied(Exception):
+    """The conductor has died between two effects."""
 
 
 class FaultWorld(FaultyPost, World):
@@ -81,8 +85,7 @@ class FaultWorld(FaultyPost, World):
             return FaultyStore(rank, shape.tier_blocks, self)
         if role == "stage":
             return super()._model(rank, role, most)
-        hello = m.RankHello(rank, role, shape.config.nodes[rank])
-        machine = ComputingRank(hello, shape.rank_state(rank, next_key), MAX_LEN)
+        machine = ComputingRank(shape.hello(rank), shape.rank_state(rank, next_key), MAX_LEN)
         kv = ExactKV(shape.pages, shape.page_tokens, shape.layout.block_tokens)
         return ExactRank(machine, partial(ExactRunner, kv), self, most)
 
@@ -98,8 +101,7 @@ class FaultWorld(FaultyPost, World):
     def _indexed(self, rank: int) -> list[ev.TierIndexed]:
         """Return what a tier has from an earlier run, in two pieces."""
         blocks = self.ranks[rank].restart_with(self.clients.known_blocks())
-        half = len(blocks) // 2
-        pieces = (blocks[:half], False), (blocks[half:], True)
+        pieces = (blocks[: len(blocks) // 2], False), (blocks[len(blocks) // 2 :], True)
         return [ev.TierIndexed(rank, 0, [*dict(some)], [*dict(some).values()], last) for some, last in pieces]
 
     def _run_until(self, done: Callable[[], bool]) -> None:
@@ -121,31 +123,26 @@ class FaultWorld(FaultyPost, World):
 
     # ------------------------------------------------------------------------------ the conductor
 
-    def begin_term(self, config: ControlConfig) -> None:
-        super().begin_term(config)
-        self._answers = PoolAnswers(self.control.directory, config.roles)
-        self._unsent, self._heard = deque(), {}
+    def begin_conductor(self, config: ControlConfig) -> None:
+        super().begin_conductor(config)
+        self._heard = {}
 
     def tell(self, message: m.Message, *, stale: bool = False) -> None:
-        """Have an event reach the control plane now. stale: see FaultChecker."""
+        """Have a message reach the conductor now. stale: see FaultChecker."""
         self.checker.is_stale = stale
         super().tell(message)
-        while self._unsent:
-            self._apply(self._unsent.popleft())
+        self.checker.is_stale = False
 
-    def _event_of(self, message: m.Message) -> ev.Event:
-        if isinstance(message, m.PoolQuery):
-            return self._answers.command(f"pool-{message.number}", message)
-        return super()._event_of(message)
+    def _sender_of(self, message: m.Message) -> str:
+        return f"pool-{message.number}" if isinstance(message, m.PoolQuery) else super()._sender_of(message)
 
-    def _decide(self, event: ev.Event) -> Sequence[fx.Effect]:
-        now, control, is_over = self.clock.now, self.control, self.stopped is not None
+    def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        control = self.control
         self.trace.append((now, event, ()))
         is_full = control.state.num_waiting >= self.shape.config.max_queue
         is_new = isinstance(event, ev.RequestArrived) and event.request_id not in control.requests
-        effects = super()._decide(event)
+        effects = super()._decide(event, now)
         self.trace[-1] = now, event, effects
-        assert not (is_over and effects), "the control plane does something after Stop"
         if is_new and is_full and not event.answers and self.shape.config.admission != "none":
             assert event.request_id not in control.requests, "the queue was full"
         return effects
@@ -154,20 +151,33 @@ class FaultWorld(FaultyPost, World):
         """Have the conductor die soon."""
         self._left = self.dice.randrange(MOST_EFFECTS)
 
-    def _carry_out(self, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
-        """Carry effects out, as many as the conductor does before it dies. The next one takes over then."""
-        dies, count = self._left < len(effects), min(len(effects), self._left)
-        super()._carry_out(event, effects[:count])
-        self._left = inf if dies else self._left - count
-        if dies:
+    def _watch(self, event: ev.Event, effect: fx.Effect) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ConductorDied
+        super()._watch(event, effect)
+
+    def _run(self, entry: Callable[[], list[Sent]]) -> None:
+        """Run the conductor. What it has sent when it dies is delivered, and the next one takes over."""
+        try:
+            super()._run(entry)
+        except ConductorDied:
+            self._left = inf
+            for one in self.conductor.leaving:
+                self._deliver(one)
             self._take_over()
-        elif self.stopped is None and self.num_events % self._check_every == 0:
+        if self.stopped is None and self.num_events % self._check_every == 0:
             self.control.check()
+
+    def _deliver(self, sent: Sent) -> str | None:
+        if sent.peer.startswith("pool-"):
+            return None if self.clients.answered(sent.peer, sent.message) else UNREACHABLE
+        return super()._deliver(sent)
 
     def _take_over(self) -> None:
         """Replace the conductor by one that knows nothing but the losses."""
         self.term += 1
-        self.begin_term(replace(self.shape.config, term=self.term, lost=self.lost))
+        self.begin_conductor(replace(self.shape.config, term=self.term, lost=self.lost))
         self.checker.take_over()
         alive = [model.on for rank, model in self.ranks.items() if rank not in self.dead]
         for tell in (*alive, self.clients.take_over):
@@ -177,9 +187,3 @@ class FaultWorld(FaultyPost, World):
         """Tell a rank or the gateway of the present conductor, unless there is a later one by now."""
         if term == self.term and self.stopped is None:
             tell(NewTerm(term))
-
-    def _do(self, effect: fx.Effect) -> None:
-        if isinstance(effect, fx.AnswerCommand):
-            self._unsent += self._answers.answer(effect, self.clients.answered)
-        else:
-            super()._do(effect)

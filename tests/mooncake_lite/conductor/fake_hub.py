@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.loop import ConductorRole
 from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.control import Control
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.wording import kind
 from transport.channel import Hub
@@ -72,5 +70,5 @@ def new_role(
     more   for the configuration of its control plane
     """
     at = list(nodes) or [0] * config.ranks
-    control = Control(control_config(config, layout, at, **more))
-    return ConductorRole(config, hub, control, Gateways(at, ""), clock=clock)  # type: ignore[arg-type]
+    decides = control_config(config, layout, at, **more)
+    return ConductorRole(config, hub, decides, clock=clock)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ class Cluster:
 
         Before the end of a branch comes the news that the gateway has all of its tokens.
         """
-        body = self.role.bodies[name]
+        body = self.role.machine.bodies[name]
         if kind is m.DecodeEnded:
             self.tell("gateway-0", m.AnswerReceived(body.client_id, more.get("branch", body.body.branch)))
         attempt = self.role.control.requests[name].attempt
@@ -74,7 +74,7 @@ class Cluster:
 
     def recalled(self, recall: m.Recall, *answers: list[int]) -> list[Any]:
         """Deliver what the client of a gateway has, of each branch that it is asked about."""
-        prompt = self.role.bodies[recall.request_id].body.token_ids
+        prompt = self.role.machine.bodies[recall.request_id].body.token_ids
         tokens = [[*prompt, *answer] for answer in answers]
         so_far = [
             m.AnswerSoFar(
@@ -167,7 +167,7 @@ def test_after_prefill_a_gateway_is_told_that_tokens_may_be_shown_or_that_the_re
     _, refused = cluster.prefill_done(job)
     assert isinstance(refused, m.Reject)
     assert refused.request_id == "b"
-    assert cluster.role.bodies == {}
+    assert cluster.role.machine.bodies == {}
     assert cluster.idle_bytes == 0
     assert len(cluster.directory.visible_objects()) == 4, "blocks of both prefills stay for others"
 
@@ -263,7 +263,7 @@ def test_a_first_token_that_comes_twice_or_after_a_preemption_is_in_no_later_ord
     (job,) = cluster.submit("a", tokens)
     *_, decode = cluster.prefill_done(job)
     cluster.prefill_done(job)
-    assert cluster.role.bodies["a"].body.token_ids == [*tokens, 7]
+    assert cluster.role.machine.bodies["a"].body.token_ids == [*tokens, 7]
     cluster.says(2, m.DecodeLoaded, "a")
     (busy,) = cluster.submit("b", list(range(200, 350)))
     answered = [*tokens, *range(50)]
@@ -304,7 +304,7 @@ def test_a_rank_that_cannot_be_reached_fails_the_request_and_nothing_leaks() -> 
         assert cluster.recalled(recall, []) == [], "it pauses"
         sent = cluster.later(pause_s)
     assert sent[-1] == m.Fail("a", "rank 1 cannot be reached")
-    assert cluster.role.bodies == {}
+    assert cluster.role.machine.bodies == {}
     assert cluster.directory.stats()["objects"] == 0
 
 
@@ -318,7 +318,7 @@ def test_a_message_that_is_too_large_costs_its_request_alone() -> None:
     (failed,) = cluster.later(1.1)
     assert isinstance(failed, m.Fail)
     assert "StartPrefill is too large" in failed.reason
-    assert cluster.role.bodies == {}
+    assert cluster.role.machine.bodies == {}
     cluster.hub.too_large = None
     assert cluster.submit("b", list(range(150, 300)))
 
@@ -363,10 +363,23 @@ def test_a_pool_command_whose_answers_cannot_be_sent_ends_alone(what: Any, is_ki
     good = [True] * len(check.refs)
     told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
     assert [type(one) for one in told] == [PoolProgress if is_killed else m.PoolEnded]
+    assert cluster.role.machine._answers._open == {}
     cluster.hub.too_large = None
     (check,) = cluster.tell("pool-2", m.PoolQuery(what, keys=[key], number=4))
     told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
     assert [type(one) for one in told] == [PoolProgress, m.PoolEnded]
+
+
+def test_a_pool_command_that_is_killed_compares_no_more_blocks() -> None:
+    cluster = Cluster(blocks=128)
+    cluster.serve("a", list(range(BLOCK * 40)))
+    (check,) = cluster.tell("pool-1", m.PoolQuery("verify", number=3))
+    cluster.hub.unreachable.add("pool-1")
+    told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, [True] * len(check.refs)))
+    more = [one for one in told if isinstance(one, m.CheckBlocks)]
+    ended = [cluster.tell("rank-3", m.BlocksChecked(3, 0, one.number, [True] * 16)) for one in more]
+    assert (len(check.refs), not any(ended)) == (16, True)
+    assert cluster.role.control.directory.stats()["owners"] == 0
 
 
 def test_after_a_failed_transfer_the_ranges_are_given_to_nobody() -> None:
@@ -435,9 +448,9 @@ def test_a_rank_that_reports_an_error_is_killed_and_lost_when_it_has_ended(profi
     cluster.ends(2)
     if profile == "ft":
         assert cluster.role.control.members.lost.keys() == {2}
-        assert cluster.role.stop is None
+        assert cluster.role.machine.stop is None
     else:
-        assert cluster.role.stop == m.Stop("rank 2 (decode) failed: out of paper", 0.0, True)
+        assert cluster.role.machine.stop == m.Stop("rank 2 (decode) failed: out of paper", 0.0, True)
 
 
 def test_the_loss_of_a_rank_without_which_nothing_goes_on_ends_the_cluster_and_names_it() -> None:
@@ -447,14 +460,14 @@ def test_the_loss_of_a_rank_without_which_nothing_goes_on_ends_the_cluster_and_n
     cluster.role.step([("steward", m.RankLost(0, 0, "failed: thread monitor died: KeyError: 1"))])
     told = [message for _, message in cluster.hub.sent[before:]]
     assert not [message for message in told if isinstance(message, m.Fail)]  # HTTP 500; the Stop means 503
-    assert cluster.role.stop.reason == "rank 0 (steward) failed: thread monitor died: KeyError: 1"
+    assert cluster.role.machine.stop.reason == "rank 0 (steward) failed: thread monitor died: KeyError: 1"
 
 
 def test_a_rank_that_is_lost_before_all_are_ready_ends_the_cluster() -> None:
     role = new_role(ServeConfig(), LAYOUT, FakeHub())
     role.step([("rank-1", m.RankHello(1, "prefill", 0))])
     role.step([("steward", ev.RankLost(2, 0, "died: its process 5 ended"))])
-    assert role.stop == m.Stop("rank 2 (decode) died: its process 5 ended", 0.0, True)
+    assert role.machine.stop == m.Stop("rank 2 (decode) died: its process 5 ended", 0.0, True)
 
 
 def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is_counted() -> None:
@@ -471,7 +484,7 @@ def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is
         ("rank-2", m.GatewayLost("gateway-0", "a rank says so")),
     ]:
         assert cluster.tell(peer, message) == []
-    assert (cluster.role.impostors, cluster.role.stop, cluster.hub.killed) == (6, None, [])
+    assert (cluster.role.machine.impostors, cluster.role.machine.stop, cluster.hub.killed) == (6, None, [])
     (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
     assert [s.value for s in reply.metrics if s.name == "events_ignored_total"] == [6]
     *_, decode = cluster.tell("rank-1", report)
@@ -485,9 +498,9 @@ def test_an_event_that_names_another_rank_than_its_sender_changes_nothing_and_is
 def test_a_doubled_submit_changes_nothing_and_the_first_one_goes_on() -> None:
     cluster = Cluster()
     (job,) = cluster.submit("a", list(range(150)))
-    body = cluster.role.bodies["a"]
+    body = cluster.role.machine.bodies["a"]
     assert cluster.submit("a", list(range(500, 700))) == []
-    assert cluster.role.bodies == {"a": body}
+    assert cluster.role.machine.bodies == {"a": body}
     assert (body.body.token_ids, cluster.role.control.ignored) == (list(range(150)), 1)
     *_, decode = cluster.prefill_done(job)
     assert cluster.submit("a", list(range(150))) == []
@@ -495,7 +508,7 @@ def test_a_doubled_submit_changes_nothing_and_the_first_one_goes_on() -> None:
     assert decode.body.token_ids == [*range(150), 7]
     cluster.says(2, m.DecodeLoaded, "a")
     cluster.says(2, m.DecodeEnded, "a")
-    assert (cluster.role.bodies, cluster.idle_bytes) == ({}, 0)
+    assert (cluster.role.machine.bodies, cluster.idle_bytes) == ({}, 0)
     assert cluster.submit("a", list(range(150))), "its name is free again"
 
 
@@ -570,10 +583,12 @@ def test_branches_of_a_prompt_are_decoded_together_and_a_preempted_one_goes_on_a
         prefix_keys(answered, BLOCK, b"model"),
     )
     cluster.says(2, m.DecodeEnded, "a", branch=0)
-    assert cluster.role.bodies.keys() == {"a#2"}
+    assert cluster.role.machine.bodies.keys() == {"a#2"}
     *_, decode = cluster.tell("rank-1", prefilled(again, [5]))
     assert isinstance(decode.order, m.StartDecode)
     assert (decode.body.branch, decode.body.answers, decode.body.token_ids) == (2, [], [*answered, 5])
     told = cluster.says(2, m.RequestFailed, "a#2", "a cable", for_good=True)
     assert m.Fail("a", "a cable") in told, "under the name that the gateway knows"
-    assert not cluster.role.bodies
+    assert not cluster.role.machine.bodies
+    (reply,) = cluster.tell("gateway-0", m.MetricsRequest(1))
+    assert [one.value for one in reply.metrics if one.name == "class_requests_total"] == [1]

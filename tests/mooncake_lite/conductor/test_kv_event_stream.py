@@ -10,12 +10,13 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.kv_event_stream import KVEventStream
 from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
 from store.directory import Directory
 from store.kv_events import EventTranslator
 from store.objects import BlockRef
 from store.policies import policy_factory
 from tests.mooncake_lite.conductor.test_lost_ranks import Cluster
-from tests.mooncake_lite.conductor.wording import SUMS
+from tests.mooncake_lite.conductor.wording import BLOCK, SUMS, prefilled
 from tests.store.samples import SMALL
 
 pytestmark = pytest.mark.quick
@@ -38,9 +39,9 @@ def test_the_tokens_of_blocks_that_the_pool_does_not_admit_are_not_kept_for_list
     kept = []
     for owner in ("first", "second"):
         obj = directory.allocate(owner, SMALL.nbytes, now=0.0, key=7, digest=1)
-        stream.describe([7], list(range(SMALL.block_tokens)), None)
+        stream.translator.describe([7], list(range(SMALL.block_tokens)), None)
         directory.put_end(obj.object_id, [1] * SMALL.layers, 0.0)
-        stream.publish(directory.drain_events())
+        stream.on(ev.Tick(), directory.drain_events(), 0.0)
         directory.release(owner, 0.0)
         kept.append(len(stream.translator))
     assert kept == [0, 1]
@@ -50,10 +51,10 @@ def test_the_tokens_of_a_block_that_a_decode_rank_gives_back_are_described_when_
     stream = new_stream()
     tokens = [[1] * SMALL.block_tokens, [2] * SMALL.block_tokens]
     wanted = m.PutsWanted(2, 0, 3, [7, 8], [70, 80], [(None, 0), (7, 1)], ["a", "a"])
-    stream.on_puts_wanted(m.Report(wanted, tokens))
-    stream.on_granted(fx.GrantPuts(2, 3, [None, BlockRef(11, 1, 0, SMALL.nbytes)]))
+    stream.took(m.Report(wanted, tokens), None)
+    stream.on(wanted, [fx.GrantPuts(2, 3, [None, BlockRef(11, 1, 0, SMALL.nbytes)])], 0.0)
     assert len(stream.translator) == 0
-    stream.on_puts_ended(m.PutsEnded(2, 0, 3, [11], [[1] * SMALL.layers]))
+    stream.took(m.PutsEnded(2, 0, 3, [11], [[1] * SMALL.layers]), None)
     assert len(stream.translator) == 1
     assert stream._granted == {}
 
@@ -63,7 +64,8 @@ class Listened(Cluster):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stream = self.role._stream = new_stream()
+        self.stream = new_stream()
+        self.role.machine.observers = [self.stream]
 
     def wants(self, number: int, epoch: int = 0) -> list[Any]:
         """Let rank 2 ask for a place; the places that it got."""
@@ -97,3 +99,11 @@ def test_a_block_that_a_rank_has_written_is_described_unless_the_control_plane_i
     for number, place in ((1, first), (2, second)):
         cluster.tell("rank-2", m.PutsEnded(2, 0, number, [place.object_id], [SUMS]))
         assert len(cluster.stream.translator) == number
+
+
+def test_the_tokens_of_the_blocks_of_a_prompt_are_described_when_they_are_stored() -> None:
+    cluster = Listened()
+    cluster.stream.translator, cluster.stream._block_tokens = EventTranslator(BLOCK), BLOCK
+    (job,) = cluster.submit("a")
+    cluster.tell("rank-1", prefilled(job))
+    assert len(cluster.stream.translator) == 150 // BLOCK

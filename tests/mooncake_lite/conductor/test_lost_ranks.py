@@ -74,7 +74,7 @@ def test_the_others_and_the_gateways_are_told_of_a_lost_rank_and_the_cluster_goe
     (status,) = [one for peer, one in sent if peer == "gateway-0"]
     assert status == m.ClusterStatus(True, "ready", [f"{reason}; it is missing until the next start"])
     assert capsys.readouterr().err == f"mooncake-lite: {reason}; the others go on\n"
-    assert (cluster.role.stop, cluster.count("ranks_lost_total")) == (None, 1)
+    assert (cluster.role.machine.stop, cluster.count("ranks_lost_total")) == (None, 1)
     assert [cluster.decoding(name).order.rank for name in "ab"] == [3, 3]
 
 
@@ -107,7 +107,7 @@ def test_gateways_are_told_that_no_rank_is_left_for_a_duty_and_later_ones_too(
     cluster.tell("gateway-1", m.GatewayHello("gateway-1", ["ipc://next"]))
     assert statuses(cluster, since, "gateway-1") == [status]
     assert all(one.ready for one in cluster.hub.to_steward if isinstance(one, m.Readiness) and one.closed)
-    assert cluster.role.stop is None
+    assert cluster.role.machine.stop is None
 
 
 def test_of_the_last_metrics_of_a_lost_rank_the_counters_alone_stay() -> None:
@@ -128,7 +128,7 @@ def test_what_a_lost_rank_still_says_changes_nothing() -> None:
     ignored = cluster.role.control.ignored
     assert cluster.tell(f"rank-{rank}", m.DecodeEnded(rank, 0, "a", attempt)) == []
     assert cluster.tell(f"rank-{rank}", m.RequestFailed(rank, 0, "a", attempt, "a cable")) == []
-    assert (cluster.role.control.ignored, cluster.role.bodies.keys()) == (ignored + 2, {"a"})
+    assert (cluster.role.control.ignored, cluster.role.machine.bodies.keys()) == (ignored + 2, {"a"})
 
 
 def test_a_request_whose_decode_rank_is_lost_goes_on_at_once_from_what_its_client_has() -> None:
@@ -155,7 +155,10 @@ def test_an_answer_to_an_older_recall_changes_nothing() -> None:
     assert cluster.recalled(replace(recall, attempt=recall.attempt - 1), [99]) == []
     (again,) = cluster.recalled(recall, [7])
     assert cluster.recalled(recall, [7, 99]) == []
-    assert (again.body.token_ids, cluster.role.bodies["a"].body.token_ids) == ([*TOKENS, 7], [*TOKENS, 7])
+    assert (again.body.token_ids, cluster.role.machine.bodies["a"].body.token_ids) == (
+        [*TOKENS, 7],
+        [*TOKENS, 7],
+    )
 
 
 def test_branches_that_have_begun_go_on_alone_when_their_rank_is_lost() -> None:
@@ -164,7 +167,7 @@ def test_branches_that_have_begun_go_on_alone_when_their_rank_is_lost() -> None:
     (recall,) = cluster.loses(decode.order.rank)
     assert recall.branches == [0, 1]
     (first,) = cluster.recalled(recall, [7, 8], [9])
-    assert cluster.role.bodies.keys() == {"a#0", "a#1"}
+    assert cluster.role.machine.bodies.keys() == {"a#0", "a#1"}
     assert (first.body.token_ids, first.body.branch, first.body.n) == ([*TOKENS, 7, 8], 0, 1)
     sent = cluster.tell("rank-1", prefilled(first, [5]))
     (second,) = [one for one in sent if kind(one) is m.StartPrefill]
@@ -190,7 +193,7 @@ def test_a_request_whose_rank_is_lost_ends_when_its_client_has_everything() -> N
     (recall,) = cluster.loses(rank)
     assert recall.branches == [0]
     assert cluster.recalled(recall, [7, 8], whole=True) == []
-    assert cluster.role.bodies == {}
+    assert cluster.role.machine.bodies == {}
     assert cluster.count("requests_finished_total") == 1
 
 
@@ -204,7 +207,7 @@ def test_a_rank_with_a_malformed_report_is_killed_once_and_its_work_goes_on_when
     ((killed, reason),) = cluster.hub.killed
     assert killed == rank
     assert reason.startswith("sent a malformed Preempted: ")
-    assert cluster.role.stop is None
+    assert cluster.role.machine.stop is None
     (recall,) = cluster.loses(rank, f"failed: {reason}")
     assert cluster.recalled(recall, [8])[0].body.token_ids == [*TOKENS, 8]
 
@@ -251,9 +254,9 @@ def test_a_rank_whose_report_has_other_tokens_than_it_says_is_killed(
         rank, report = job.order.rank, left(why, job, [*TOKENS, 7])
     assert cluster.tell(f"rank-{rank}", replace(report, token_ids=token_ids)) == []
     ((killed, reason),) = cluster.hub.killed
-    assert (killed, cluster.role.stop) == (rank, None)
+    assert (killed, cluster.role.machine.stop) == (rank, None)
     assert reason.startswith(f"sent a malformed {why.__name__}: ")
-    assert cluster.role.bodies["a"].body.token_ids[:-1] in (TOKENS, TOKENS[:-1])
+    assert cluster.role.machine.bodies["a"].body.token_ids[:-1] in (TOKENS, TOKENS[:-1])
 
 
 def test_an_answer_so_far_with_other_tokens_than_it_says_changes_nothing() -> None:
@@ -279,7 +282,7 @@ def test_requests_of_a_lost_gateway_are_cancelled_and_those_of_the_next_one_are_
     rank = decode.order.rank
     assert gateway_lost(cluster) == [(f"rank-{rank}", m.CancelOn(rank, "a", decode.order.attempt))]
     cluster.tell(f"rank-{rank}", m.DecodeEnded(rank, 0, "a", decode.order.attempt))
-    assert cluster.role.bodies == {}
+    assert cluster.role.machine.bodies == {}
     sent = cluster.tell("gateway-1", m.GatewayHello("gateway-1", ["ipc://next"]))
     assert sent.count(m.GatewayAt("gateway-1", "ipc://next")) == 3, "every rank that sends tokens"
     assert m.ClusterStatus(True, "ready") in sent
@@ -296,13 +299,13 @@ def test_introductions_of_lost_gateways_are_forgotten() -> None:
         name = f"gateway-{number}"
         sent = cluster.tell(name, m.GatewayHello(name, [f"ipc://{number}"]))
         assert sent.count(m.GatewayAt(name, f"ipc://{number}")) == 3
-        assert len(cluster.role.gateways._introduced) == 3
+        assert cluster.role.machine.gateways.names == [name]
 
 
 def test_the_final_loss_of_a_gateway_ends_the_cluster() -> None:
     cluster = Cluster()
     gateway_lost(cluster, final=True)
-    assert cluster.role.stop == m.Stop("the gateway ended", 0.0, True)
+    assert cluster.role.machine.stop == m.Stop("the gateway ended", 0.0, True)
 
 
 LIMIT_S = 20.0
@@ -327,7 +330,8 @@ def test_a_new_conductor_has_ranks_killed_though_others_speak_to_it_before_the_s
         role = new_role(config, LAYOUT, hub, term=1, lost=[ev.RankLost(2, 0, "died: its process 5 ended")])
         early.send(message)
         role.step(hub.receive(LIMIT_S))
-        role.apply(ev.Tick())
+        role.machine.wake_at = 0.0
+        role.step([])
         greetings: list[m.Message] = [m.Conducting(1), m.Readiness(True, [])]
         for expected in (killed, []):
             steward.send(m.StewardHello())
@@ -347,13 +351,13 @@ def test_a_steward_that_greets_a_new_conductor_while_ranks_flush_is_told_of_the_
         Spoke(endpoint, "steward", Decoder(m.TO_STEWARD)) as steward,
     ):
         role = new_role(ServeConfig(), LAYOUT, hub, term=1)
-        role.apply(ev.StopRequested("asked to", 1.0))
-        assert role.stop is not None
+        role.step([("gateway-0", m.StopRequested("asked to", 1.0))])
+        assert role.machine.stop is not None
         steward.send(m.StewardHello())
         for peer, message in hub.receive(LIMIT_S):
             role.after_stop(peer, message)
         told: list[m.Message] = []
-        while role.stop not in told:
+        while role.machine.stop not in told:
             more = steward.receive(LIMIT_S)
             assert more, f"the steward was told {told} alone"
             told += more

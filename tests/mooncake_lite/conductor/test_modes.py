@@ -62,9 +62,9 @@ def test_a_compute_rank_is_asked_to_serve_and_offers_blocks_where_there_is_a_poo
     assert (again.body.token_ids, again.body.answered) == (answered, 50)
     assert again.body.keys == prefix_keys(answered, BLOCK, b"model")
     conductor.tell("rank-1", m.DecodeEnded(1, 0, "a", again.order.attempt))
-    assert conductor.role.bodies.keys() == {"a"}, "its gateway may not have the last token yet"
+    assert conductor.role.machine.bodies.keys() == {"a"}, "its gateway may not have the last token yet"
     conductor.tell("gateway-0", m.AnswerReceived("a", 0))
-    assert conductor.role.bodies == {}
+    assert conductor.role.machine.bodies == {}
 
 
 def test_a_request_that_may_reuse_nothing_offers_nothing() -> None:

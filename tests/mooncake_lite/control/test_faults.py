@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mooncake_lite.conductor.pool_answers import PoolAnswers
+from mooncake_lite.conductor.machine import UNREACHABLE, Conductor
 from mooncake_lite.conductor.recording import Digester, Recorder
 from mooncake_lite.config.modes import MODES
 from mooncake_lite.control import Control
@@ -33,6 +33,7 @@ from mooncake_lite.control.request import RequestRecord, client_id_of
 from mooncake_lite.control.requests import Requests
 from mooncake_lite.control.room import Room
 from mooncake_lite.control.succession import Succession
+from mooncake_lite.simulator import world
 from scheduler import State
 from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
@@ -386,20 +387,18 @@ def test_a_world_in_which_ranks_die_notices_a_mistake_about_that(
         )  # the first ones tell all
 
 
-ANSWER = PoolAnswers.answer
-
-
-def all_answers_have_a_sender(self: PoolAnswers, effect: Any, send: Any) -> Any:
-    assert effect.command in self._open, "the sender of this command was gone before"
-    return ANSWER(self, effect, send)
+def carry_all(conductor: Conductor, sent: Any, send: Any, now: Any) -> None:
+    for one in sent:
+        if send(one) is not None:
+            carry_all(conductor, conductor.unsent(one, UNREACHABLE, now()), send, now)
 
 
 def test_a_world_in_which_pool_commands_are_killed_notices_that_one_is_answered_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(PoolAnswers, "answer", all_answers_have_a_sender)
+    monkeypatch.setattr(world, "carry", carry_all)
     faults = replace(Faults.none(), command=0.5, killed=0.5)
-    with pytest.raises(WorldFailure, match="the sender of this command was gone before"):
+    with pytest.raises(WorldFailure, match="which was gone before"):
         run_all(range(20), faults)
 
 

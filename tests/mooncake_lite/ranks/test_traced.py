@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.conductor.traced import TracedConductorRole
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.control import Control
 from mooncake_lite.ranks.computing.machine import Order, Told
 from mooncake_lite.ranks.computing.traced import ComputeTrace, TracedRunner
 from mooncake_lite.ranks.store.traced import StoreTrace
@@ -196,8 +194,7 @@ def test_the_stages_of_a_request_are_those_of_the_control_plane(
 ) -> None:
     def new_role(config: ServeConfig, layout: BlockLayout, hub: Any, clock: Any) -> TracedConductorRole:
         nodes = [0] * config.ranks
-        control = Control(control_config(config, layout, nodes))
-        return TracedConductorRole(tracer, config, hub, control, Gateways(nodes, ""))
+        return TracedConductorRole(tracer, config, hub, control_config(config, layout, nodes))
 
     monkeypatch.setattr(test_conductor_role, "new_role", new_role)
     cluster = test_conductor_role.Cluster(max_num_seqs=1, max_queue=1, trace=str(tmp_path / "out.json"))
