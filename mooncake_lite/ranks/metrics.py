@@ -1,6 +1,6 @@
 """The metrics report that every working rank sends for `/metrics`.
 
-Used by `computing/connections.py` and `store/loop.py`; answered by `cluster_metrics.py`. Imports nothing
+Used by `conductor_link.py`; answered by `cluster_metrics.py`. Imports nothing
 heavy: a store rank never loads torch.
 """
 

@@ -54,9 +54,4 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
 def pids_here(world: World) -> list[tuple[int, int]]:
     """Return (rank, pid) of every other rank on this host."""
     found = world.allgather_bytes(str(os.getpid()).encode())
-    mine = world.node_of[world.rank]
-    return [
-        (rank, int(pid))
-        for rank, pid in enumerate(found)
-        if rank != world.rank and world.node_of[rank] == mine
-    ]
+    return [(rank, int(found[rank])) for rank in world.node_ranks if rank != world.rank]

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.pipeline import (
@@ -34,7 +33,7 @@ from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, pool_bytes, stage_bytes
 from mooncake_lite.model.stages import Stage
 from mooncake_lite.ranks.computing.loop import StepRunner
-from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
+from mooncake_lite.ranks.conductor_link import ConductorLink
 from scheduler.instance import Late, TransferEnded
 from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
@@ -151,32 +150,16 @@ class StageLoop:
     """The loop of a stage that is not the first: does what that one tells, in its order, and reports.
 
     runner      own, or one around it; own: the runner of this stage
-    hello       to the conductor, which takes part in nothing else
-    stop        the first Stop message; may_leave: the second one has arrived too
+    conductor   takes part in nothing but starts, ends and losses
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        runner: StepRunner,
-        own: Runner,
-        transfers: TransferEngine,
-        conductor: Spoke,
-        hello: m.RankHello,
-        roles: Sequence[str],
-        must_stop: Callable[[], bool],
-        new_term: Callable[[], int],
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, runner: StepRunner, own: Runner, conductor: ConductorLink) -> None:
         self._near, self._part, self._runner, self._own = pipeline.near, pipeline.part, runner, own
-        self._transfers, self._conductor, self._hello, self._roles = transfers, conductor, hello, roles
-        self._must_stop, self._new_term = must_stop, new_term
-        self._reported_at, self._term = 0.0, 0
-        self.stop: m.Stop | None = None
-        self.may_leave = False
+        self._conductor = conductor
 
     def run(self) -> None:
         """Serve until told to stop, or until the conductor is gone."""
-        while self.stop is None and not self._must_stop():
+        while not self._conductor.stopping:
             self.turn()
         self._near.drop()
 
@@ -191,9 +174,6 @@ class StageLoop:
         step = own_part(step_of(order or NOTHING, time.monotonic()), self._part)
         self._tell(reports_of(self._near.number, self._runner.run(step, self._moved)))
 
-    def close(self) -> None:
-        """Nothing is open but the connections to the other stages, which belong to the caller."""
-
     def _moved(self, halves: Sequence[TransferEnded], late: Sequence[Late] = ()) -> None:
         self._tell(halves_of(self._near.number, halves))
 
@@ -202,18 +182,10 @@ class StageLoop:
             self._near.tell(0, report)
 
     def _read_conductor(self) -> None:
-        now = time.monotonic()
-        self._term = self._new_term() or self._term
-        is_done = not (self._own.is_moving or self._near.steps)  # with what an earlier conductor wanted
-        if self._term and is_done:
-            self._conductor.send(msgspec.structs.replace(self._hello, epoch=self._term))
-            self._term = 0
-        if now - self._reported_at >= REPORT_EVERY_S:
-            self._reported_at = now
-            self._conductor.send(rank_stats(self._hello.rank, self._roles, {}, self._transfers))
-        for message in self._conductor.receive(0.0):
-            if isinstance(message, m.Stop):
-                self.may_leave = self.stop is not None  # the second one; the first says why
-                self.stop = self.stop or message
-            elif isinstance(message, m.MarkLost):
-                self._transfers.mark_lost(message.rank, message.reason)
+        """Hear of ends and losses; join a new conductor after what an earlier one wanted."""
+        self._conductor.new_term()
+        if self._conductor.may_join and not (self._own.is_moving or self._near.steps):
+            self._conductor.join()
+        self._conductor.report_when_due(dict)
+        for _ in self._conductor.receive(0.0):
+            pass  # the first stage hears of the work

@@ -125,14 +125,14 @@ class LentLoads:
 
     def __init__(
         self,
-        rank: tuple[int, int],
+        sender: Callable[[], tuple[int, int]],
         transfers: TransferEngine,
         layout: BlockLayout,
         slots: int,
         order: Order,
     ) -> None:
-        """rank: number and epoch of this one, for answers."""
-        self.rank, self._transfers, self._order = rank, transfers, order
+        """sender: number and epoch of this rank, for answers."""
+        self._sender, self._transfers, self._order = sender, transfers, order
         self._memory = np.empty((slots, layout.nbytes), np.uint8)
         self._orders: deque[LoadBlocks] = deque()
         self._piece = (0, 0)
@@ -212,7 +212,7 @@ class LentLoads:
         if self._orders:
             self._begin()
         ok, found = [s is not None for s in sums], [s or [] for s in sums]
-        return BlocksLoaded(*self.rank, message.number, ok, found, seconds, problem, may_still_write)
+        return BlocksLoaded(*self._sender(), message.number, ok, found, seconds, problem, may_still_write)
 
 
 class LentCheck:

@@ -11,15 +11,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.errors import ThreadDied
 from mooncake_lite.model.sizes import LOAD_SLOTS, SAVE_SLOTS
-from mooncake_lite.ranks.metrics import REPORT_EVERY_S, rank_stats
+from mooncake_lite.ranks.conductor_link import ConductorLink
 from mooncake_lite.ranks.store.holdings import Holdings
 from mooncake_lite.ranks.store.lent_blocks import LentCheck, LentLoads, LentSaves
 from store.errors import StoreError
@@ -28,9 +27,7 @@ from store.tier import HDF5Tier
 from store.tier_health import OVER, TierHealth
 from store.tier_reader import Read, TierReader
 from store.tier_writer import TierWriter
-from transport.channel import Spoke
 from transport.engine import Batch, Transfer, TransferEngine
-from transport.errors import WireError
 
 IDLE_WAIT_S = 0.2
 COPY_WAIT_S = 0.002
@@ -54,36 +51,26 @@ class StoreRole:
     """The loop of a store rank.
 
     tier       None when there is no --ssd-dir: then only DRAM holds blocks
-    roles      of all ranks, by number
-    hello      of this rank, without an epoch
-    new_term   as for ranks.computing.connections
 
-    _holds     what it was told to hold; _term: number of the latest conductor, which it joins when idle
+    _holds     what it was told to hold
     _reading   numbers of LoadBlocks that the tier's readers work on
     """
 
     def __init__(
         self,
         transfers: TransferEngine,
-        conductor: Spoke,
+        conductor: ConductorLink,
         tier: HDF5Tier | None,
-        must_stop: Callable[[], bool],
         layout: BlockLayout,
-        roles: Sequence[str],
-        hello: m.RankHello,
-        new_term: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.number, self._hello, self._new_term = hello.rank, hello, new_term
-        self._roles = roles
-        self._self = hello.rank, hello.epoch  # the first fields of every event
-        self._term, self._holds = hello.epoch, Holdings()
+        self.number, self._sender = conductor.hello.rank, conductor.sender
+        self._holds = Holdings()
         self._reading: set[int] = set()
         self._layout = layout
         self._copies: list[tuple[m.CopyBlocks, Batch]] = []
         self.segment = transfers.local
         self._transfers = transfers
         self._conductor = conductor
-        self._must_stop = must_stop
         self._tier = tier
         self._outbox: deque[m.Message] = deque()  # these are filled by the writer's and the readers' threads
         self._lent_saved: deque[list[int]] = deque()
@@ -92,17 +79,28 @@ class StoreRole:
         self._health = TierHealth()
         self._troubles: dict[str, str] = {}  # as told last
         self._died = ""
-        self._writer = self._start_writer(tier) if tier is not None else None
-        self._reader = self._start_reader(tier) if tier is not None else None
+        self._writer: TierWriter | None = None
+        self._reader: TierReader | None = None
+        if tier is not None:
+            self._writer = self._start_writer(tier)
+            self._reader = TierReader(tier, self._loaded, on_fatal=self._thread_died, health=self._health)
         self._lent_saves = LentSaves(transfers, layout, SAVE_SLOTS, self._submit)
-        self._lent_loads = LentLoads(self._self, transfers, layout, LOAD_SLOTS, self._read)
+        self._lent_loads = LentLoads(self._sender, transfers, layout, LOAD_SLOTS, self._read)
         self._counters = dict.fromkeys(
             ("tier_blocks_bad_total", "tier_load_seconds_total",
              "tier_blocks_saved_total", "tier_blocks_dropped_total", "copied_bytes_total"), 0.0
         )  # fmt: skip
-        self._reported_at = 0.0
-        self.stop: m.Stop | None = None
-        self.may_leave = False
+
+        self._obey: dict[type, Callable[[Any], object]] = {
+            m.SaveBlocks: self._save,
+            m.LoadBlocks: self._load,
+            m.CopyBlocks: self._copy,
+            m.CheckBlocks: self._check,
+            m.RemoveBlocks: self._remove,
+            m.CompactTier: self._compact,
+            m.HoldBlocks: lambda order: self._holds.add(order.blocks),
+            m.MarkLost: lambda lost: self._holds.lose_rank(lost.rank),
+        }
 
     def _start_writer(self, tier: HDF5Tier) -> TierWriter:
         def tell(message: m.Message) -> None:
@@ -113,7 +111,7 @@ class StoreRole:
             def report(keys: list[int]) -> None:
                 if state != "durable":
                     self._lent_saved.append(keys)
-                tell(m.BlocksSaved(*self._self, keys, state))
+                tell(m.BlocksSaved(*self._sender(), keys, state))
 
             return report
 
@@ -123,15 +121,12 @@ class StoreRole:
             on_durable=saved("durable"),
             on_dropped=saved("dropped"),
             on_bad=saved("bad"),
-            on_evicted=lambda keys: tell(m.TierEvicted(*self._self, keys)),
-            on_removed=lambda keys: tell(m.BlocksRemoved(*self._self, keys, True)),
-            on_kept=lambda keys: tell(m.BlocksRemoved(*self._self, keys, False)),
+            on_evicted=lambda keys: tell(m.TierEvicted(*self._sender(), keys)),
+            on_removed=lambda keys: tell(m.BlocksRemoved(*self._sender(), keys, True)),
+            on_kept=lambda keys: tell(m.BlocksRemoved(*self._sender(), keys, False)),
             on_fatal=self._thread_died,
             health=self._health,
         )
-
-    def _start_reader(self, tier: HDF5Tier) -> TierReader:
-        return TierReader(tier, self._loaded, on_fatal=self._thread_died, health=self._health)
 
     def _thread_died(self, name: str, why: str) -> None:
         """From the thread that died: `run` ends the rank."""
@@ -144,71 +139,50 @@ class StoreRole:
             self._lent_read.append(sums)
         else:
             ok, found = [s is not None for s in sums], [s or [] for s in sums]
-            self._outbox.append(m.BlocksLoaded(*self._self, number, ok, found, seconds))
+            self._outbox.append(m.BlocksLoaded(*self._sender(), number, ok, found, seconds))
             self._reading.discard(number)
         self._conductor.wake()
 
     def announce(self) -> None:
         """Say hello to the conductor, and tell it what the tier holds; a later one, what segments hold."""
-        self._conductor.send(replace(self._hello, epoch=self._term))
+        self._conductor.join()
         if self._tier is not None:
             keys, digests = self._tier.blocks()
             for start in range(0, max(1, len(keys)), INDEX_CHUNK):
                 end = start + INDEX_CHUNK
                 self._conductor.send(
-                    m.TierIndexed(*self._self, keys[start:end], digests[start:end], end >= len(keys))
+                    m.TierIndexed(*self._sender(), keys[start:end], digests[start:end], end >= len(keys))
                 )
-        for blocks, last in self._holds.pieces() if self._term else ():
-            self._conductor.send(m.Inventory(*self._self, blocks, last))
+        for blocks, last in self._holds.pieces() if self._conductor.epoch else ():
+            self._conductor.send(m.Inventory(*self._sender(), blocks, last))
 
-    def _drop_all(self, term: int) -> None:
+    def _drop_all(self) -> None:
         """Drop all orders, because a new conductor does not know them. Blocks that were given to the tier's
         writer are written all the same."""
-        self._term = term
         self._lent_saves.drop()
         self._lent_loads.drop()
 
-    def _join_when_idle(self) -> None:
-        """Join a new conductor once no transfer is under way: it may give their places away."""
-        is_idle = not (self._moving or self._reading or self._lent_loads.left)
-        if is_idle and self._term != self._self[1]:
-            self._self = self._lent_loads.rank = self.number, self._term
-            self.announce()
-
     def run(self) -> None:
         """Serve until told to stop. Raises ThreadDied when a thread of the tier has died."""
-        while self.stop is None and not self._must_stop():
-            if self._died:
-                raise ThreadDied(self._died)
-            if term := self._new_term():
-                self._drop_all(term)
-            is_new = self._term != self._self[1]
-            for message in self._conductor.receive(COPY_WAIT_S if self._moving or is_new else IDLE_WAIT_S):
-                if isinstance(message, m.SaveBlocks):
-                    self._save(message)
-                elif isinstance(message, m.LoadBlocks):
-                    self._load(message)
-                elif isinstance(message, m.CopyBlocks):
-                    self._copy(message)
-                elif isinstance(message, m.CheckBlocks):
-                    self._check(message)
-                elif isinstance(message, m.RemoveBlocks):
-                    self._remove(message)
-                elif isinstance(message, m.CompactTier) and self._writer is not None:
-                    self._writer.compact()
-                elif isinstance(message, m.HoldBlocks):
-                    self._holds.add(message.blocks)
-                elif isinstance(message, m.MarkLost):
-                    self._transfers.mark_lost(message.rank, message.reason)
-                    self._holds.lose_rank(message.rank)
-                elif isinstance(message, m.Stop):
-                    self.may_leave = self.stop is not None  # the second one; the first says why
-                    self.stop = self.stop or message
-            self._finish_copies()
-            self._advance_lent()
-            self._send_outbox()
-            self._join_when_idle()
-            self._report_when_due()
+        while not self._conductor.stopping:
+            self.turn()
+
+    def turn(self) -> None:
+        """Read, begin and advance work, tell. Raises as `run`."""
+        if self._died:
+            raise ThreadDied(self._died)
+        if self._conductor.new_term():
+            self._drop_all()
+        is_busy = self._moving or self._conductor.may_join
+        for message in self._conductor.receive(COPY_WAIT_S if is_busy else IDLE_WAIT_S):
+            self._obey[type(message)](message)
+        self._finish_copies()
+        self._advance_lent()
+        self._send_outbox()
+        if self._conductor.may_join and not (self._moving or self._reading or self._lent_loads.left):
+            self.announce()
+        if self._conductor.report_when_due(self._values):
+            self._tell_troubles(time.monotonic())
 
     def close(self, limit_s: float) -> int:
         """Flush blocks, most useful first, for limit_s at most. Returns the number of dropped blocks."""
@@ -233,7 +207,6 @@ class StoreRole:
         """Tell whether transfers are under way."""
         return bool(self._copies or self._lent_checks or self._lent_saves.busy or self._lent_loads.busy)
 
-    @property
     def still_reading(self) -> bool:
         """Tell, after close, whether a slow disk still uses the segment, which may then not be unmapped."""
         return any(one is not None and not one.ended for one in (self._writer, self._reader))
@@ -247,13 +220,13 @@ class StoreRole:
 
     def _save(self, message: m.SaveBlocks) -> None:
         if self._writer is None:
-            self._outbox.append(m.BlocksSaved(*self._self, message.keys, "dropped"))
+            self._outbox.append(m.BlocksSaved(*self._sender(), message.keys, "dropped"))
             return
         for ref, key, digest, sums in zip(message.refs, message.keys, message.digests, message.checksums):
             if ref.rank != self.number:
                 self._lent_saves.add(ref, key, digest, sums)
             elif not self._submit(key, digest, sums, self._bytes(ref.offset, ref.nbytes)):
-                self._outbox.append(m.BlocksSaved(*self._self, [key], "dropped"))
+                self._outbox.append(m.BlocksSaved(*self._sender(), [key], "dropped"))
 
     def _submit(self, key: int, digest: int, sums: Sequence[int], block: np.ndarray) -> bool:
         return self._writer is not None and self._writer.submit(key, digest, sums, block)
@@ -301,7 +274,7 @@ class StoreRole:
                 ref.nbytes for ref, good in zip(message.targets, sums) if good
             )
             writing = bool(batch.may_still_land)
-            self._conductor.send(m.BlocksCopied(*self._self, message.number, sums, writing))
+            self._conductor.send(m.BlocksCopied(*self._sender(), message.number, sums, writing))
 
     def _check(self, message: m.CheckBlocks) -> None:
         """Compare blocks with their checksums."""
@@ -323,23 +296,27 @@ class StoreRole:
                     file.write(block.data)
             except OSError as error:
                 problem = f"rank {self.number} cannot write {message.path}: {error.strerror}"
-        self._conductor.send(m.BlocksChecked(*self._self, message.number, good, problem))
+        self._conductor.send(m.BlocksChecked(*self._sender(), message.number, good, problem))
+
+    def _compact(self, order: m.CompactTier) -> None:
+        if self._writer is not None:
+            self._writer.compact()
 
     def _remove(self, message: m.RemoveBlocks) -> None:
         """Remove blocks from the tier. Blocks that cannot be deleted are no longer served."""
         self._holds.remove(message.keys)
         if self._tier is None or self._writer is None:
-            self._outbox.append(m.BlocksRemoved(*self._self, message.keys, True))
+            self._outbox.append(m.BlocksRemoved(*self._sender(), message.keys, True))
         elif not self._writer.remove(message.keys):
             self._tier.forget(message.keys)
-            self._outbox.append(m.BlocksRemoved(*self._self, message.keys, False))
+            self._outbox.append(m.BlocksRemoved(*self._sender(), message.keys, False))
 
     def _advance_lent(self, *, newest_first: bool = False) -> None:
         """Advance the work on lent blocks."""
         while self._lent_saved:
             self._lent_saves.reported(self._lent_saved.popleft())
         if lost := self._lent_saves.advance(newest_first=newest_first):
-            self._outbox.append(m.BlocksSaved(*self._self, lost, "dropped"))
+            self._outbox.append(m.BlocksSaved(*self._sender(), lost, "dropped"))
         answers = [self._lent_loads.advance()]
         while self._lent_read:
             answers.append(self._lent_loads.arrived(self._lent_read.popleft()))
@@ -360,24 +337,7 @@ class StoreRole:
             elif isinstance(message, m.BlocksLoaded):
                 self._counters["tier_blocks_bad_total"] += message.ok.count(False)
                 self._counters["tier_load_seconds_total"] += message.seconds
-            try:
-                self._conductor.send(message)
-            except WireError as error:
-                if not isinstance(message, m.BlocksLoaded):
-                    raise
-                # The request that they are for fails, alone.
-                count = len(message.ok)
-                failed = m.BlocksLoaded(
-                    *self._self, message.number, [False] * count, [[]] * count, 0.0, str(error)
-                )
-                self._conductor.send(failed)
-
-    def _report_when_due(self) -> None:
-        now = time.monotonic()
-        if now - self._reported_at >= REPORT_EVERY_S:
-            self._reported_at = now
-            self._conductor.send(rank_stats(self.number, self._roles, self._values(), self._transfers))
-            self._tell_troubles(now)
+            self._conductor.send(message)
 
     def _tell_troubles(self, now: float) -> None:
         """Tell the conductor what is wrong with the tier, and the terminal when that begins and ends."""

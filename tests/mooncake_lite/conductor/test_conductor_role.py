@@ -363,11 +363,11 @@ def test_a_pool_command_whose_answers_cannot_be_sent_ends_alone(what: Any, is_ki
     good = [True] * len(check.refs)
     told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
     assert [type(one) for one in told] == [PoolProgress if is_killed else m.PoolEnded]
-    assert cluster.role.machine._answers._open == {}
     cluster.hub.too_large = None
     (check,) = cluster.tell("pool-2", m.PoolQuery(what, keys=[key], number=4))
     told = cluster.tell("rank-3", m.BlocksChecked(3, 0, check.number, good))
     assert [type(one) for one in told] == [PoolProgress, m.PoolEnded]
+    assert cluster.role.machine._answers._open == {}
 
 
 def test_a_pool_command_that_is_killed_compares_no_more_blocks() -> None:

@@ -13,8 +13,9 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.ranks.store.loop import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
-from tests.mooncake_lite.conductor.fake_hub import ROLES, FakeHub, new_role
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
 from tests.mooncake_lite.conductor.wording import prefilled
+from tests.mooncake_lite.ranks.links import link_to
 
 pytestmark = pytest.mark.quick
 
@@ -86,7 +87,7 @@ def store_role(pair: Pair, rank: int) -> tuple[StoreRole, list[m.Message]]:
 
     engine: Any = SimpleNamespace(local=pair.segments[rank], submit=submit, counters={})
     spoke: Any = SimpleNamespace(send=told.append)
-    role = StoreRole(engine, spoke, None, lambda: False, LAYOUT, ROLES, m.RankHello(rank, "store", 0))
+    role = StoreRole(engine, link_to(spoke, m.RankHello(rank, "store", 0), engine), None, LAYOUT)
     return role, told
 
 

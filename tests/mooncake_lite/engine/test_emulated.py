@@ -217,7 +217,7 @@ from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.engine.build import emulated_engine
 from mooncake_lite.launch.preflight import preflight
 from mooncake_lite.model.config import load_config
-from mooncake_lite.ranks.computing import connections, loop, machine
+from mooncake_lite.ranks.computing import loop, machine
 from mooncake_lite import rank
 from mooncake_lite.conductor import __main__ as conductor
 from mooncake_lite.ranks import assemble, plan

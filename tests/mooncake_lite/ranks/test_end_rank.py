@@ -30,7 +30,9 @@ def test_a_dead_heart_ends_the_rank_and_the_conductor_hears_why(tmp_path: Path) 
         Hub([f"ipc://{tmp_path}/heart"], Decoder(m.Stop), keys) as hearts,
     ):
         process: Any = SimpleNamespace(config=ServeConfig(), role="store", fail=failed.append)
-        world: Any = SimpleNamespace(rank=3, node_of=[0, 0, 0, 0], allgather_bytes=lambda data: [data] * 4)
+        world: Any = SimpleNamespace(
+            rank=3, node_of=[0] * 4, node_ranks=range(4), allgather_bytes=lambda data: [data] * 4
+        )
         plan = StartPlan(hub.endpoints, hearts.endpoints, *[keys.to_bytes()] * 3)
         neighbours = _Neighbours(process, world, plan)
         neighbours.heart._spoke.receive = boom  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The loop and the connections of a computing rank: what they do beside the machine."""
+"""The loop and the links of a computing rank: what they do beside the machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.ranks.computing import connections
-from mooncake_lite.ranks.computing.connections import Connections
+from mooncake_lite.ranks import conductor_link
+from mooncake_lite.ranks.computing.gateway_link import GatewayLink
 from mooncake_lite.ranks.computing.loop import Loop
 from scheduler.instance import DECODE, PREFILL
-from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.mooncake_lite.conductor.wording import kind
 from tests.mooncake_lite.ranks.computing.test_machine import CANCEL, Rank, prefill
+from tests.mooncake_lite.ranks.links import DEAD_AFTER_S, Signs, link_to
 from tests.scheduler.instance.model_runner import BLOCK
 from transport.channel import LINGER_MS, Spoke
 from transport.errors import WireError
@@ -33,11 +33,13 @@ class Wire:
 
     def __init__(self) -> None:
         self.inbox: list[m.Message] = []
+        self.waits: list[float] = []
         self.sent: list[Any] = []
         self.too_large: type | None = None
         self.closed = False
 
     def receive(self, wait_s: float) -> list[m.Message]:
+        self.waits.append(wait_s)
         received, self.inbox = self.inbox, []
         return received
 
@@ -55,19 +57,17 @@ class Wire:
 
 
 class Process:
-    """Rank 2 with its loop, and its connections to wires. gone: the conductor gives no sign of life."""
+    """Rank 2 with its loop, and its links to wires. signs: of the conductor's life."""
 
     def __init__(self, *duties: str) -> None:
-        self.conductor, self.gone = Wire(), False
+        self.conductor, self.signs = Wire(), Signs(5)
         self.gateways: dict[str, Wire] = {}
         rank = Rank(*duties)
         names = ("counters", "moved_bytes", "served_bytes", "control_counters", "socket_counters")
         transfers: Any = SimpleNamespace(serving_bytes=0, **{name: {} for name in names})
-        conductor: Any = self.conductor
-        self.connections = Connections(
-            rank.machine, ROLES, transfers, conductor, self.open, lambda: self.gone
-        )
-        self.loop = Loop(rank.machine, self.connections, rank.runner)
+        self.link = link_to(self.conductor, rank.machine.hello, transfers, self.signs)
+        self.gateway = GatewayLink(self.open)
+        self.loop = Loop(rank.machine, self.link, self.gateway, rank.runner)
         self.hear(m.GatewayAt("gateway-0", "ipc://tokens"))
 
     def open(self, endpoint: str) -> Any:
@@ -95,7 +95,7 @@ def test_tokens_go_to_the_gateway_of_the_request_and_events_to_the_conductor() -
     process.until_idle()
     assert [type(sent) for sent in process.gateways["ipc://tokens"].sent] == [m.Tokens]
     assert [kind(sent) for sent in process.told()] == [m.PromptComputed, m.PrefillEnded]
-    process.connections.close()
+    assert process.loop.close(0.0) == 0
     assert [wire.closed for wire in process.gateways.values()] == [True]
 
 
@@ -110,7 +110,7 @@ def test_a_new_gateway_takes_the_place_of_the_one_that_has_died() -> None:
     assert all(wire.sent == [] for wire in process.gateways.values())
     assert [kind(sent) for sent in process.told()] == [m.PromptComputed, m.PrefillEnded]
     assert process.loop.rank.counters["token_messages_dropped_total"] == 1
-    process.connections.to_gateway("gateway-2", m.Tokens("b", 0, [7]))
+    assert process.gateway.send("gateway-2", m.Tokens("b", 0, [7]))
     assert len(process.gateways["ipc://2"].sent) == 1
 
 
@@ -121,17 +121,17 @@ def test_tokens_that_wait_for_a_dead_gateway_do_not_delay_its_successor(tmp_path
         spoken.append(Spoke(endpoint, "rank-2", Decoder(m.Stop)))
         return spoken[-1]
 
-    process.connections._open_gateway = open_gateway
+    process.gateway._connect = open_gateway
     took_s = []
     try:
         for number in range(4):
             began_s = time.monotonic()
             process.hear(m.GatewayAt(f"{number}", f"ipc://{tmp_path}/{number}"))
             took_s.append(time.monotonic() - began_s)
-            process.connections.to_gateway(f"{number}", m.Tokens("a", 0, [7]))
+            process.gateway.send(f"{number}", m.Tokens("a", 0, [7]))
     finally:
-        process.connections._replace_gateway(m.GatewayAt("last", f"ipc://{tmp_path}/last"))
-        process.connections.close()
+        process.gateway.meet(m.GatewayAt("last", f"ipc://{tmp_path}/last"))
+        process.gateway.close()
     assert min(took_s[1:]) < LINGER_MS / 1000
     assert all(spoke.closed for spoke in spoken)
 
@@ -141,18 +141,38 @@ def test_the_loop_ends_with_the_first_stop_and_keeps_its_reason() -> None:
     process.hear(prefill([*range(30)], [], store=8))
     process.conductor.inbox = [m.Stop("no more", 5.0)]
     process.loop.run()
-    assert process.connections.stop == m.Stop("no more", 5.0)
-    assert not process.connections.may_leave
+    assert process.link.stop == m.Stop("no more", 5.0)
+    assert not process.link.may_leave
     process.hear(m.Stop("again", 0.0))
-    assert process.connections.stop == m.Stop("no more", 5.0)
-    assert process.connections.may_leave
+    assert process.link.stop == m.Stop("no more", 5.0)
+    assert process.link.may_leave
 
 
 def test_the_loop_ends_when_the_conductor_is_gone() -> None:
     process = Process(DECODE)
-    process.gone = True
+    process.signs.silence_s = DEAD_AFTER_S + 0.1
     process.loop.run()
-    assert process.connections.stop is None
+    assert process.link.stop is None
+
+
+def test_a_new_conductor_is_joined_without_waiting_for_a_message() -> None:
+    process = Process(PREFILL)
+    process.loop.turn(0.2)
+    process.signs.term = 6
+    process.loop.turn(0.2)
+    process.loop.turn(0.2)
+    assert process.conductor.waits[-3:] == [0.2, 0.0, 0.2]
+    assert [(kind(sent), sent.epoch) for sent in process.told()] == [(m.RankHello, 6), (m.PagesChanged, 6)]
+
+
+def test_the_loss_of_another_rank_is_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, orders, lost = Process(PREFILL), list[Any](), list[tuple[int, str]]()
+    monkeypatch.setattr(process.loop.rank, "on", lambda order, now: orders.append(order) or [])
+    monkeypatch.setattr(
+        process.link._transfers, "mark_lost", lambda *about: lost.append(about), raising=False
+    )
+    process.hear(m.MarkLost(4, "died"), CANCEL)
+    assert (orders, lost) == ([CANCEL], [(4, "died")])
 
 
 def test_a_report_that_is_too_large_fails_its_request_alone() -> None:
@@ -177,7 +197,7 @@ def test_a_message_about_no_request_that_is_too_large_is_a_bug_of_ours() -> None
     ):
         process.conductor.too_large = kind(message)
         with pytest.raises(WireError):
-            process.connections.tell(message)
+            process.link.send(message)
     assert process.told() == []
 
 
@@ -189,7 +209,7 @@ def test_metrics_tell_what_the_machine_counted_and_what_its_books_hold(
     process.hear(prefill([*range(9)], [], store=3, attempt=4))
     process.until_idle()
     process.loop.rank.reused["pages"] = 8
-    monkeypatch.setattr(connections, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(conductor_link, "REPORT_EVERY_S", 0.0)
     process.hear()
     stats = process.conductor.sent[-1]
     assert isinstance(stats, m.RankStats)
@@ -204,7 +224,7 @@ def test_metrics_tell_what_the_machine_counted_and_what_its_books_hold(
 
 def test_the_gauges_are_those_of_the_duties() -> None:
     def gauges(process: Process) -> list[str]:
-        return [name for name in process.connections._gauges() if name.startswith("decode_")]
+        return [name for name in process.loop._values() if name.startswith("decode_")]
 
     assert gauges(Process(PREFILL)) == []
     assert len(gauges(Process(DECODE))) == 3

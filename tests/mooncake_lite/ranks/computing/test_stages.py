@@ -20,8 +20,10 @@ from mooncake_lite.messages.stages import HalfEnded, HiddenTaken, StageMail, Sta
 from mooncake_lite.model.sizes import HIDDEN_SLOTS, block_layout, pool_bytes, segment_bytes
 from mooncake_lite.model.stages import Stage
 from mooncake_lite.ranks.computing.pipeline import StageLinks, StageLoop, StageMemory
+from mooncake_lite.ranks.conductor_link import ConductorLink
 from scheduler.instance import Result, Step, TransferEnded
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
+from tests.mooncake_lite.ranks.links import Signs, link_to
 
 pytestmark = pytest.mark.quick
 
@@ -108,9 +110,14 @@ class Own:
 
 
 class Conductor:
-    def __init__(self, *messages: Any) -> None:
+    """What a stage hears of the conductor and has told it. term: its number."""
+
+    def __init__(self, *messages: Any, term: int = 0) -> None:
         self.sent: list[Any] = []
-        self.messages = list(messages)
+        self.messages, self.signs = list(messages), Signs(term)
+
+    def renew(self) -> None:
+        """Nothing waits."""
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -120,25 +127,23 @@ class Conductor:
         return came
 
 
-def loop(near: Any, own: Any, conductor: Any, terms: Sequence[int] = ()) -> tuple[StageLoop, list[Any]]:
+def loop(near: Any, own: Any, conductor: Conductor) -> tuple[StageLoop, ConductorLink, list[Any]]:
     marked: list[Any] = []
+    names = ("counters", "moved_bytes", "served_bytes", "control_counters", "socket_counters")
     transfers: Any = SimpleNamespace(
-        mark_lost=lambda rank, reason: marked.append((rank, reason)), snapshot=dict, counters=dict
-    )
-    pipeline: Any = SimpleNamespace(near=near, part=part_of(range(4, 6), 10))
-    left = list(terms)
-    stage = StageLoop(
-        pipeline, own, own, transfers, conductor, m.RankHello(3, "stage", 0), CONFIG.roles,
-        lambda: False, lambda: left.pop(0) if left else 0,
+        mark_lost=lambda rank, reason: marked.append((rank, reason)), serving_bytes=0,
+        **{name: {} for name in names},
     )  # fmt: skip
-    stage._reported_at = float("inf")  # statistics are not the matter here
-    return stage, marked
+    pipeline: Any = SimpleNamespace(near=near, part=part_of(range(4, 6), 10))
+    link = link_to(conductor, m.RankHello(3, "stage", 0), transfers, conductor.signs)
+    link._reported_at = float("inf")  # statistics are not the matter here
+    return StageLoop(pipeline, own, own, link), link, marked
 
 
 def test_a_stage_moves_its_layers_and_reports_each_end_to_the_first_one() -> None:
     places = [BlockRef(1, 9, 1000, 70)]
     near, own = Near(StageStep([], [], [StageMove(1, 1, places, [3])], [])), Own()
-    stage, _ = loop(near, own, Conductor())
+    stage, _, _ = loop(near, own, Conductor())
     stage.turn()
     assert own.steps[0].writes[0].places == [BlockRef(1, 9, 1040, 20)]
     assert near.told == []
@@ -150,27 +155,36 @@ def test_a_stage_moves_its_layers_and_reports_each_end_to_the_first_one() -> Non
 
 
 def test_a_stage_tells_a_new_conductor_of_itself_marks_lost_ranks_and_ends_when_told() -> None:
-    conductor = Conductor(m.MarkLost(5, "died"), m.Stop("done", 0.0, False))
-    stage, marked = loop(near := Near(), Own(), conductor, [2])
+    conductor = Conductor(m.MarkLost(5, "died"), m.Stop("done", 0.0, False), term=2)
+    stage, link, marked = loop(near := Near(), Own(), conductor)
     stage.run()
     assert near.told == ["dropped"], "the stage before waits for a slot"
     assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
     assert marked == [(5, "died")]
-    assert (stage.stop, stage.may_leave) == (m.Stop("done", 0.0, False), False)
+    assert (link.stop, link.may_leave) == (m.Stop("done", 0.0, False), False)
     conductor.messages = [m.Stop("now", 0.0, False)]
     stage.turn()
-    assert (stage.stop, stage.may_leave) == (m.Stop("done", 0.0, False), True)
+    assert (link.stop, link.may_leave) == (m.Stop("done", 0.0, False), True)
 
 
 def test_a_stage_joins_a_new_conductor_once_it_has_moved_what_it_was_told() -> None:
     write = StageStep([], [], [StageMove(1, 1, [BlockRef(1, 9, 1000, 70)], [3])], [])
-    conductor = Conductor()
-    stage, _ = loop(Near(write), Own(), conductor, [2])
+    conductor = Conductor(term=2)
+    stage, _, _ = loop(Near(write), Own(), conductor)
     stage.turn()
     stage.turn()
     assert conductor.sent == [], "its bytes are on their way to a place of the conductor before"
     stage.turn()
     assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
+
+
+def test_a_stage_reports_what_it_moves() -> None:
+    conductor = Conductor()
+    stage, link, _ = loop(Near(), Own(), conductor)
+    link._reported_at = 0.0
+    stage.turn()
+    stage.turn()
+    assert [(type(sent), sent.rank) for sent in conductor.sent] == [(m.RankStats, 3)]
 
 
 def test_a_message_of_another_stage_that_is_lost_ends_the_rank() -> None:

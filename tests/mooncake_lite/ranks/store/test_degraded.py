@@ -18,8 +18,8 @@ from mooncake_lite.errors import ThreadDied
 from mooncake_lite.ranks.store.loop import StoreRole
 from mooncake_lite.ranks.store.tier_folder import open_tier, too_large
 from store.tier import HDF5Tier
-from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.mooncake_lite.conductor.test_conductor_role import Cluster
+from tests.mooncake_lite.ranks.links import link_to
 from tests.patience import wait_until
 from tests.store.samples import FINGERPRINT, SMALL
 
@@ -38,7 +38,8 @@ class Told:
         engine: Any = SimpleNamespace(local=np.zeros(SMALL.nbytes, np.uint8), counters={})
         self.tier = HDF5Tier(folder, 1 << 26, SMALL, FINGERPRINT)
         hello = m.RankHello(3, "store", 0, epoch=2)
-        self.role = StoreRole(engine, spoke, self.tier, lambda: False, SMALL, ROLES, hello)
+        self.link = link_to(spoke, hello, engine)
+        self.role = StoreRole(engine, self.link, self.tier, SMALL)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_thread_of_the_tier_that_dies_ends_the_rank_with_its_name_and_the_reas
         raise MemoryError("a bug of ours")
 
     monkeypatch.setattr(told.tier, "load", bug)
-    told.role._reported_at = time.monotonic()
+    told.link._reported_at = time.monotonic()
     told.role._load(m.LoadBlocks(3, 1, [7], [7], [m.BlockRef(1, 3, 0, SMALL.nbytes)]))
     with pytest.raises(ThreadDied, match=r"^thread tier-reader-\d died: MemoryError: a bug of ours$"):
         told.role.run()

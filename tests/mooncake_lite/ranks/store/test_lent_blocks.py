@@ -16,7 +16,7 @@ from mooncake_lite.model.sizes import LOAD_SLOTS, SAVE_SLOTS
 from mooncake_lite.ranks.store.lent_blocks import LentSaves
 from mooncake_lite.ranks.store.loop import StoreRole
 from store.tier import HDF5Tier
-from tests.mooncake_lite.conductor.fake_hub import ROLES
+from tests.mooncake_lite.ranks.links import link_to
 from tests.patience import patient
 from tests.store.samples import FINGERPRINT, SMALL, block_of, digest_of
 
@@ -38,7 +38,7 @@ class Pair:
         spoke: Any = SimpleNamespace(send=self.told.append, wake=lambda: None)
         self.tier = HDF5Tier(folder, 2**26, SMALL, FINGERPRINT)
         hello = m.RankHello(STORE, "store", 0)
-        self.store = StoreRole(engine, spoke, self.tier, lambda: False, SMALL, ROLES, hello)
+        self.store = StoreRole(engine, link_to(spoke, hello, engine), self.tier, SMALL)
 
     def move(self, transfers: list[Any]) -> Any:
         failures = {}

@@ -18,12 +18,14 @@ from mooncake_lite.ranks.store.loop import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
 from store.tier import HDF5Tier
-from tests.mooncake_lite.conductor.fake_hub import ROLES, FakeHub, new_role
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.ranks.links import link_to
 
 pytestmark = pytest.mark.quick
 
 LAYOUT = BlockLayout(2, 1, 64, 8, 4)
 BLOCKS = 40
+HELLO = m.RankHello(3, "store", 0)
 
 
 class Conversation:
@@ -38,7 +40,7 @@ class Conversation:
         told: list[Any] = []
         engine: Any = SimpleNamespace(local=self.segment, counters={})
         spoke: Any = SimpleNamespace(send=told.append)
-        self.store = StoreRole(engine, spoke, None, lambda: False, LAYOUT, ROLES, m.RankHello(3, "store", 0))
+        self.store = StoreRole(engine, link_to(spoke, HELLO, engine), None, LAYOUT)
         self.told = told
         wanted = [Wanted(LAYOUT.nbytes, key, key) for key in range(BLOCKS)]
         self.objects = self.directory.allocate_many("a", wanted, now=0.0)
@@ -185,7 +187,7 @@ def test_a_store_rank_removes_from_its_tier_for_good_and_answers(tmp_path: Any) 
     for key in (1, 2):
         tier.append(key, key, sums, engine.local, now=0.0)
     tier.seal()
-    store = StoreRole(engine, spoke, tier, lambda: False, LAYOUT, ROLES, m.RankHello(3, "store", 0))
+    store = StoreRole(engine, link_to(spoke, HELLO, engine), tier, LAYOUT)
     store._remove(m.RemoveBlocks(3, [2, 9]))
     until = time.monotonic() + 20.0
     while not told and time.monotonic() < until:
