@@ -106,8 +106,8 @@ class FaultWorld(FaultyPost, World):
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         def is_done() -> bool:
-            late = self.clock.now - self.clients.last_sent_s >= PATIENCE_S and not self.clients.done
-            assert not late, f"still open: {[name for name, one in self.requests.items() if not one.ends]}"
+            if self.clock.now - self.clients.last_sent_s >= PATIENCE_S:
+                assert self.clients.done, f"open: {[n for n, one in self.requests.items() if not one.ends]}"
             return done()
 
         super()._run_until(is_done)
