@@ -177,6 +177,7 @@ class FaultWorld(FaultyPost, World):
     def _take_over(self) -> None:
         """Replace the conductor by one that knows nothing but the losses."""
         self.term += 1
+        self.clients.commands = dict.fromkeys(self.clients.commands, 0)  # their connections are gone
         self.begin_conductor(replace(self.shape.config, term=self.term, lost=self.lost))
         self.checker.take_over()
         alive = [model.on for rank, model in self.ranks.items() if rank not in self.dead]
