@@ -49,7 +49,7 @@ class Clients:
 
     @property
     def hello(self) -> m.GatewayHello:
-        """Return what the gateway says to a conductor. Every rank can reach it."""
+        """Return what their gateway says to a conductor."""
         return m.GatewayHello(self.gateway, ["", ""])
 
     @property

@@ -105,5 +105,5 @@ class SimulatedRank:
         for message, gateway, times_s in told:
             if gateway:
                 self._world.tokens(self.number, message, times_s or (self._world.clock.now,))
-                continue
-            self._world.answer(message)
+            else:
+                self._world.answer(message)

@@ -22,16 +22,14 @@ from mooncake_lite.simulator.hardware import Hardware
 CONDUCTOR, CLIENTS = 0, -1
 """Ends of links; ranks have their own numbers."""
 
-FromRank = ev.RankEvent | m.RankHello
-
 STARTS = m.RankHello | ev.TierIndexed | ev.Inventory
 """What a rank says while it starts."""
 
 
-def event_of(message: m.Message) -> FromRank:
-    """Return what a rank says with a message: an event, or a report about one."""
+def event_of(message: m.Message) -> ev.RankEvent | m.RankHello:
+    """Return what a rank says with a message: an event, a report about one, or that it joins."""
     event = message.event if isinstance(message, m.Report) else message
-    assert isinstance(event, FromRank)
+    assert isinstance(event, ev.RankEvent | m.RankHello)
     return event
 
 
@@ -53,7 +51,7 @@ class Post(ABC):
 
     @abstractmethod
     def tell(self, message: m.Message) -> None:
-        """Have an event reach the control plane now."""
+        """Have a message reach the conductor now."""
 
     def answer(self, message: m.Message) -> None:
         """Send an event from a rank to the control plane."""
@@ -66,7 +64,7 @@ class Post(ABC):
         self._links.send(event.rank, CONDUCTOR, self._delay_s(), deliver)
         self.skip(0 if starts else 1)
 
-    def _tell_of(self, event: FromRank, message: m.Message) -> None:
+    def _tell_of(self, event: ev.RankEvent | m.RankHello, message: m.Message) -> None:
         """Deliver a message of a rank. If its rank has died, it may have died with that."""
         if event.rank not in self.dead or self.dice.random() < 0.5:
             self.tell(message)
@@ -81,7 +79,7 @@ class Post(ABC):
             self.clients.on_tokens(message, times_s)
 
     def order(self, order: fx.Order, message: m.Message) -> str | None:
-        """Send an order to its rank, as this message. Returns why that is impossible, or None."""
+        """Send an order to its rank, as this message. Returns why it cannot be sent, or None."""
         self.skip(2)
         deliver = partial(self.ranks[order.rank].on, message)
         self._links.send(CONDUCTOR, order.rank, self._delay_s(), deliver)

@@ -41,7 +41,7 @@ class Surroundings(Protocol):
 
     @property
     def stopped(self) -> fx.Stop | None:
-        """Return the Stop of the conductor, if it has said that."""
+        """Return how the cluster ends; None while it goes on."""
 
     def skip(self, draws: int) -> None:
         """Take draws of the dice that decide nothing."""
@@ -56,4 +56,4 @@ class Surroundings(Protocol):
         """Send a message from a gateway to the control plane."""
 
     def tell(self, message: m.Message) -> None:
-        """Have an event reach the control plane now."""
+        """Have a message reach the conductor now."""

@@ -1,10 +1,9 @@
 """A world for the conductor and the computing ranks, in virtual time.
 
-Run by `play.py`. The conductor, with its control plane, and the computing ranks are those that serve.
-Engines, transfers, store ranks and clients are modelled; the world itself is the steward. The fault world of
-the tests (tests/worlds) is this one with other seams: its bytes are followed, its post loses messages, its
-clients go away, and its checker looks at everything.
-Explained in docs/explain/control.md.
+Run by `play.py`. The conductor and the computing ranks are those that serve. Steward, gateways, engines,
+transfers, store ranks and clients are modelled. The fault world of the tests (tests/worlds) is this one with
+other seams: its bytes are followed, its post loses messages, its clients go away, and its checker looks at
+everything. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Any, get_args
+from typing import Any
 
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.machine import STEWARD, Conductor, Sent, carry
-from mooncake_lite.conductor.open_bodies import OpenBodies
+from mooncake_lite.conductor.machine import STEWARD, Conductor, OfRank, Sent, carry
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -29,7 +27,7 @@ from mooncake_lite.simulator.checker import Checker
 from mooncake_lite.simulator.clients import Clients, ToClient
 from mooncake_lite.simulator.clock import Clock, Links
 from mooncake_lite.simulator.computing_rank import SimulatedRank
-from mooncake_lite.simulator.post import FromRank, Post
+from mooncake_lite.simulator.post import Post
 from mooncake_lite.simulator.runner import VirtualRunner
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.stage_rank import StageModel
@@ -50,15 +48,13 @@ MOST_PASSES = 120
 MAX_LEN = 1 << 40
 """Tokens of prompt and answer: the clients keep to their limits."""
 
-TO_CLIENT = frozenset(get_args(ToClient))
-
 Observer = Callable[[ev.Event, float, Sequence[fx.Effect]], None]
 
 
 class World(Post):
     """One run: a cluster and its clients.
 
-    conductor   with the control plane under test; control: the latter
+    control     the control plane under test
     requests    that were sent and have not ended; records: what became of the others
     hardware    how long its ranks take
     """
@@ -81,7 +77,7 @@ class World(Post):
         self._observe = observe
         self._peers = [f"rank-{rank}" for rank in range(len(self.shape.config.roles))]
         self._most_events = MOST_EVENTS_PER_REQUEST * setting.source.num_requests
-        self.begin_term(self.shape.config)
+        self.begin_conductor(self.shape.config)
         self._make_seams(setting)
         roles = enumerate(self.shape.config.roles)
         self.ranks: dict[int, Any] = {
@@ -148,16 +144,11 @@ class World(Post):
 
     # ------------------------------------------------------------------------------ the conductor
 
-    def begin_term(self, config: ControlConfig) -> None:
-        """Start a conductor. It knows what its config says."""
+    def begin_conductor(self, config: ControlConfig) -> None:
+        """Begin a conductor that knows nothing but its configuration."""
         self.control = Control(config)
         self.conductor = Conductor(self.shape.facts, self.control, decide=self._decide, watch=self._watch)
         self._alarm_s = inf
-
-    @property
-    def bodies(self) -> OpenBodies:
-        """Return what the conductor keeps of the open requests."""
-        return self.conductor.bodies
 
     @property
     def ready(self) -> bool:
@@ -166,23 +157,23 @@ class World(Post):
 
     @property
     def stopped(self) -> fx.Stop | None:
-        """Return the Stop of the conductor, if it has said that."""
+        """Return how the cluster ends; None while it goes on."""
         return self.conductor.stop
 
     def tell(self, message: m.Message) -> None:
         """Have a message reach the conductor now, and deliver what it sends."""
-        self._run(partial(self.conductor.on, self._sender_of(message), message))
+        self._run(lambda: self.conductor.on(self._sender_of(message), message, self.clock.now))
 
     def _sender_of(self, message: m.Message) -> str:
-        """Return the name of the connection over which such a message comes."""
+        """Return the name of the connection of who sends such a message."""
         event = message.event if isinstance(message, m.Report) else message
-        if isinstance(event, ev.RankLost | ev.GatewayLost):
+        if isinstance(event, m.GatewayLost | m.RankLost):
             return STEWARD
-        return self._peers[event.rank] if isinstance(event, FromRank) else self.clients.gateway
+        return self._peers[event.rank] if isinstance(event, OfRank) else self.clients.gateway
 
-    def _run(self, entry: Callable[[float], list[Sent]]) -> None:
-        """Run the conductor, deliver what it sends, and wake it when it wants that."""
-        carry(self.conductor, entry(self.clock.now), self._deliver, lambda: self.clock.now)
+    def _run(self, entry: Callable[[], list[Sent]]) -> None:
+        """Run the conductor, deliver what it sends, and wake it when it wants."""
+        carry(self.conductor, entry(), self._deliver, lambda: self.clock.now)
         if self.conductor.wake_at != self._alarm_s:
             self._alarm_s = self.conductor.wake_at
             if self._alarm_s < inf:
@@ -190,9 +181,10 @@ class World(Post):
 
     def _ring(self, alarm_s: float) -> None:
         if alarm_s == self._alarm_s:
-            self._run(self.conductor.tick)
+            self._run(lambda: self.conductor.tick(self.clock.now))
 
     def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Let the control plane decide."""
         self.num_events += 1
         self.checker.saw(event)
         effects = self.control.on(event, now)
@@ -201,22 +193,22 @@ class World(Post):
         return effects
 
     def _watch(self, event: ev.Event, effect: fx.Effect) -> None:
-        """See an effect before the conductor carries it out. Clients hear of theirs at once."""
+        """See an effect before the conductor carries it out. Gateways are told at once."""
         self.checker.watch(event, effect)
-        if type(effect) in TO_CLIENT:
-            self.clients.on(effect)  # type: ignore[arg-type]
+        if isinstance(effect, ToClient):
+            self.clients.on(effect)
 
     def _deliver(self, sent: Sent) -> str | None:
-        """Deliver a message of the conductor. Returns why it cannot be sent, or None."""
-        message = sent.message
-        if isinstance(message, fx.Recall):
-            self.recall(message)
-        elif isinstance(message, fx.EndRank):
-            self.kill(message.rank, why=f"failed: {message.reason}")
-        elif sent.about is not None:
-            assert not isinstance(sent.about, int)
-            if isinstance(message, m.Start):  # with the length of its answer, which clients do not say
+        """Deliver a message of the conductor. Returns why it could not be sent, or None."""
+        message, order = sent.message, sent.about
+        if order is not None:
+            assert not isinstance(order, int)
+            if isinstance(message, m.Start):  # its length, which clients do not say
                 most = self.requests[client_id_of(message.order.request_id)].most_tokens
                 message = replace(message, body=replace(message.body, max_tokens=most))
-            return self.order(sent.about, message)
-        return None  # introductions and news of losses: nobody here needs them
+            return self.order(order, message)
+        if isinstance(message, fx.EndRank):
+            self.kill(message.rank, why=f"failed: {message.reason}")
+        elif isinstance(message, fx.Recall):
+            self.recall(message)
+        return None  # of all else, gateways have been told, and ranks do not need it

@@ -38,21 +38,20 @@ class FaultyClients(Clients):
 
     gateway        that lives
     last_sent_s    when the latest request was sent
-    _commands      number of each pool command -> answers until it is killed; 0: it has ended, or is killed
-    _gone          commands whose connection the conductor knows to be closed
+    commands       number of each pool command -> answers until it is killed; 0: it has ended, or is killed
     _alone         request -> its branches that go on as requests of their own
     """
 
     def __init__(self, world: Any, source: Workload, random: Random) -> None:
         super().__init__(world, source)
         self._random, self.last_sent_s = random, 0.0
-        self._commands, self._gone = dict[int, float](), set[int]()
+        self.commands: dict[int, float] = {}
         self._alone: dict[str, list[Request]] = {}
 
     @property
     def done(self) -> bool:
         """Return whether all requests and all commands have come and ended."""
-        return super().done and not any(self._commands.values())
+        return super().done and not any(self.commands.values())
 
     def begin(self) -> None:
         """Send the first request; a run may lose ranks at some time."""
@@ -105,7 +104,7 @@ class FaultyClients(Clients):
     def _command(self, request: Request) -> None:
         """Send a pool command, mostly about blocks of a request that is being served."""
         world, random = self._world, self._random
-        number = len(self._commands) + 1
+        number = len(self.commands) + 1
         what, keys = random.choice(COMMANDS), list[int]()
         if what in ("get", "rm", "pin") and request.keys:
             keys = [random.choice(request.keys)] if what == "get" else request.keys[: random.randint(1, 3)]
@@ -113,12 +112,11 @@ class FaultyClients(Clients):
         forced, hard = random.random() < 0.5, what == "pin" and random.random() < 0.1
         query = m.PoolQuery(what, keys=keys, force=forced, hard=hard, soft_s=soft_s, number=number)
         world.from_clients(query)
-        self._commands[number] = random.randint(1, 3) if random.random() < world.faults.killed else inf
+        self.commands[number] = random.randint(1, 3) if random.random() < world.faults.killed else inf
 
     def take_over(self, news: Any) -> None:
         """Send open requests to a new conductor again (NewTerm), with what their clients have."""
         world = self._world
-        self._commands = dict.fromkeys(self._commands, 0)
         world.from_clients(self.hello)
         for request in [one for one in world.requests.values() if BRANCH_MARK not in one.request_id]:
             if request.term == news.number or all(one.ends for one in self._family(request.request_id)):
@@ -167,7 +165,7 @@ class FaultyClients(Clients):
         if world.ready and random.random() < world.faults.conductor_lost:
             world.end_conductor()
         elif random.random() < 0.1:
-            world.tell(ev.StopRequested("asked to", 2.0))
+            world.tell(m.StopRequested("asked to", 2.0))
         elif rank:
             world.kill(rank, ended=random.random() >= world.faults.unreachable)
         elif world.ready:  # its clients' connections break, and nobody waits for their answers
@@ -239,12 +237,11 @@ class FaultyClients(Clients):
     def answered(self, peer: str, answer: m.Message) -> bool:
         """Take an answer of a pool command. False: it was killed, and its connection is gone."""
         number = int(peer.removeprefix("pool-"))
-        assert number not in self._gone, f"{answer} to {peer}, which was gone before"
-        self._commands[number] -= 1
-        is_killed, ended = not self._commands[number], isinstance(answer, m.PoolEnded)
-        self._gone |= {number} if is_killed or ended else set()
-        if ended:
-            self._commands[number] = 0
+        assert self.commands[number], f"{answer} to {peer}, which was gone before"
+        self.commands[number] -= 1
+        is_killed = not self.commands[number]
+        if isinstance(answer, m.PoolEnded):
+            self.commands[number] = 0
         return not is_killed
 
     def on(self, effect: ToClient) -> None:
@@ -318,4 +315,4 @@ class FaultyClients(Clients):
             assert stop.lost == ("died" in stop.reason)
             assert stop.lost or "asked to" in stop.reason
             return
-        assert not any(self._commands.values()), f"a command has no end: {self._commands}"
+        assert not any(self.commands.values()), f"a command has no end: {self.commands}"

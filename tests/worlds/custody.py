@@ -155,8 +155,8 @@ class Custody(Uses):
     # ------------------------------------------------------------------------------ orders
 
     def _body(self, order: fx.StartOrder | fx.GrantSwap) -> Any:
-        assert order.request_id in self._world.bodies, f"{order.request_id} has ended"
-        return self._world.bodies[order.request_id]
+        assert order.request_id in self._world.conductor.bodies, f"{order.request_id} has ended"
+        return self._world.conductor.bodies[order.request_id]
 
     def _prefill(self, order: fx.StartPrefill) -> None:
         num_tokens, size = self._first(order), self._block_tokens
@@ -212,7 +212,7 @@ class Custody(Uses):
 
     def _prefetch(self, order: fx.Prefetch) -> None:
         """Check a hint. What it names may be overwritten at any time, and its reader compares."""
-        body, known = self._world.bodies[order.request_id].body, self._of(order.request_id)
+        body, known = self._world.conductor.bodies[order.request_id].body, self._of(order.request_id)
         assert order.attempt == known.attempt
         assert order.num_tokens == len(order.blocks) * self._block_tokens <= len(body.token_ids)
         assert all(ref.check for ref in order.blocks)
@@ -319,7 +319,7 @@ class Custody(Uses):
                 known.over.add(event.branch)
                 if known.live:
                     return
-            if not isinstance(event, ev.DecodeEnded) and event.request_id in self._world.bodies:
+            if not isinstance(event, ev.DecodeEnded) and event.request_id in self._world.conductor.bodies:
                 known.over.discard(event.branch)  # the request goes on as a whole, or its branch alone does
         self._end(_work(event))
 
@@ -332,7 +332,7 @@ class Custody(Uses):
 
     def _name_of(self, event: ev.DecodeEnded | ev.Preempted | ev.Swapped | fx.GrantSwap) -> str:
         """Return the id of the branch that an answer or an order is about."""
-        body = self._world.bodies.get(event.request_id)
+        body = self._world.conductor.bodies.get(event.request_id)
         return event.request_id if body is None or body.body.n == 1 else f"{event.request_id}#{event.branch}"
 
     def _failed(self, event: ev.RequestFailed) -> None:

@@ -246,7 +246,7 @@ class Uses:
     def forget_late(self) -> None:
         """Keep no place any more for late bytes: a new conductor knows of none. They land on others."""
         self.doubts = True
-        for key in self._unreachable & self._uses.keys():
+        for key in [key for key in self._uses if key in self._unreachable]:
             self._overwrite(self._uses.pop(key))
         for uses in self._late.values():
             self._overwrite(uses)

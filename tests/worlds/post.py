@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mooncake_lite import messages as m
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, STARTS, FromRank, Post, event_of
+from mooncake_lite.simulator.post import CLIENTS, CONDUCTOR, STARTS, Post, event_of
 
 ONCE = STARTS | ev.BlocksSaved
 """Messages that do not come twice: a second BlocksSaved could be about a block that was put again since.
@@ -23,7 +23,7 @@ Those of STARTS come in their order, too: a rank that is not heard while it star
 class FaultyPost(Post):
     """Loses, doubles and reorders messages. It is part of FaultWorld, which has what it uses.
 
-    _heard    request -> what ranks have said of it
+    _heard   request -> what ranks have said of it
     """
 
     def skip(self, draws: int) -> None:
@@ -38,7 +38,6 @@ class FaultyPost(Post):
         if isinstance(event, STARTS):
             self._links.send(event.rank, CONDUCTOR, self._delay_s(), deliver)
             return
-        assert isinstance(event, ev.RankEvent)
         if dice.random() < faults.wrong_epoch:
             self.clock.after(0.0, partial(self.tell, self._of_other_start(message, event), stale=True))
         if dice.random() < faults.dropped:
@@ -55,7 +54,7 @@ class FaultyPost(Post):
         if request_id := getattr(event, "request_id", ""):
             self._heard.setdefault(request_id, []).append(message)
 
-    def _tell_of(self, event: FromRank, message: m.Message) -> None:
+    def _tell_of(self, event: ev.RankEvent | m.RankHello, message: m.Message) -> None:
         """Deliver a message of a rank. If its rank or conductor has died, it may have died with that."""
         is_stale = event.epoch != self.term
         if not (is_stale or event.rank in self.dead) or self.dice.random() < 0.5:

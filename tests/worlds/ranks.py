@@ -50,7 +50,8 @@ class ExactRank(SimulatedRank):
             if isinstance(message, m.RankHello):
                 self.held.clear()
             elif isinstance(message, m.PagesChanged):
-                self.held = (self.held | {*message.stored}) - {*message.removed}
+                self.held.update(message.stored)
+                self.held.difference_update(message.removed)
         super()._tell(told)
 
 
@@ -75,9 +76,9 @@ class ExactRunner(VirtualRunner):
     def begin(self, step: Step) -> float:
         """Begin a step, and return when its computing ends."""
         self._faults = []
-        computed_at = super().begin(step)
-        failed = {one.job for one in self._faults}
-        self._spoilt.update(group.half for group in step.writes if group.behind and group.job in failed)
+        computed_at, failed = super().begin(step), {one.job for one in self._faults}
+        if failed:
+            self._spoilt.update(one.half for one in step.writes if one.behind and one.job in failed)
         return computed_at
 
     def cut(self) -> float:
@@ -88,7 +89,8 @@ class ExactRunner(VirtualRunner):
 
     def end(self) -> Result:
         """Return the result of the step."""
-        return replace(super().end(), faults=self._faults)
+        result = super().end()
+        return replace(result, faults=self._faults) if self._faults else result
 
     # ------------------------------------------------------------------------------ bytes
 
@@ -99,9 +101,8 @@ class ExactRunner(VirtualRunner):
             self._slots[save.slot] = self._kv.block(save.pages)
         for put in step.puts:
             self._puts[put.put] = [self._slots[slot] for slot in put.slots]
-        for growth in step.grow:
-            if growth.copies is not None:
-                self._kv.copy(growth.copies, growth.pages[0])
+        for growth in (one for one in step.grow if one.copies is not None):
+            self._kv.copy(growth.copies, growth.pages[0])
         return [self._memory.sums(self._slots[save.slot]) for save in step.saves]
 
     def _kept(self, half: int, blocks: list[Content]) -> list[Content]:
@@ -241,8 +242,7 @@ class FaultyStore(StoreModel):
 
     def __init__(self, number: int, capacity: int, world: Any) -> None:
         super().__init__(number, capacity, world)
-        self._dice, self._faults, self._memory = world.dice, world.faults, world.memory
-        self._slow = False
+        self._dice, self._faults, self._memory, self._slow = world.dice, world.faults, world.memory, False
 
     def restart_with(self, blocks: Sequence[tuple[Content, int]]) -> list[tuple[int, int]]:
         """Fill the tier with blocks of an earlier run, as many as fit. Returns their keys and digests."""

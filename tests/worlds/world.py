@@ -101,14 +101,13 @@ class FaultWorld(FaultyPost, World):
     def _indexed(self, rank: int) -> list[ev.TierIndexed]:
         """Return what a tier has from an earlier run, in two pieces."""
         blocks = self.ranks[rank].restart_with(self.clients.known_blocks())
-        half = len(blocks) // 2
-        pieces = (blocks[:half], False), (blocks[half:], True)
+        pieces = (blocks[: len(blocks) // 2], False), (blocks[len(blocks) // 2 :], True)
         return [ev.TierIndexed(rank, 0, [*dict(some)], [*dict(some).values()], last) for some, last in pieces]
 
     def _run_until(self, done: Callable[[], bool]) -> None:
         def is_done() -> bool:
-            late = self.clock.now - self.clients.last_sent_s >= PATIENCE_S and not self.clients.done
-            assert not late, f"still open: {[name for name, one in self.requests.items() if not one.ends]}"
+            if self.clock.now - self.clients.last_sent_s >= PATIENCE_S:
+                assert self.clients.done, f"open: {[n for n, one in self.requests.items() if not one.ends]}"
             return done()
 
         super()._run_until(is_done)
@@ -124,28 +123,18 @@ class FaultWorld(FaultyPost, World):
 
     # ------------------------------------------------------------------------------ the conductor
 
-    def begin_term(self, config: ControlConfig) -> None:
-        super().begin_term(config)
-        self._heard: dict[str, list[m.Message]] = {}
+    def begin_conductor(self, config: ControlConfig) -> None:
+        super().begin_conductor(config)
+        self._heard = {}
 
     def tell(self, message: m.Message, *, stale: bool = False) -> None:
-        """Have an event reach the control plane now. stale: see FaultChecker."""
+        """Have a message reach the conductor now. stale: see FaultChecker."""
         self.checker.is_stale = stale
         super().tell(message)
+        self.checker.is_stale = False
 
     def _sender_of(self, message: m.Message) -> str:
         return f"pool-{message.number}" if isinstance(message, m.PoolQuery) else super()._sender_of(message)
-
-    def _run(self, entry: Callable[[float], list[Sent]]) -> None:
-        """Run the conductor. If it dies, what it has sent is delivered, and the next one takes over."""
-        try:
-            super()._run(entry)
-        except ConductorDied:
-            for one in self.conductor.leaving:
-                self._deliver(one)
-            self._take_over()
-        if self.stopped is None and self.num_events % self._check_every == 0:
-            self.control.check()
 
     def _decide(self, event: ev.Event, now: float) -> list[fx.Effect]:
         control = self.control
@@ -163,17 +152,33 @@ class FaultWorld(FaultyPost, World):
         self._left = self.dice.randrange(MOST_EFFECTS)
 
     def _watch(self, event: ev.Event, effect: fx.Effect) -> None:
-        """See an effect, unless the conductor dies before it carries that out."""
-        if not self._left:
-            self._left = inf
-            raise ConductorDied
         self._left -= 1
+        if self._left < 0:
+            raise ConductorDied
         super()._watch(event, effect)
+
+    def _run(self, entry: Callable[[], list[Sent]]) -> None:
+        """Run the conductor. What it has sent when it dies is delivered, and the next one takes over."""
+        try:
+            super()._run(entry)
+        except ConductorDied:
+            self._left = inf
+            for one in self.conductor.leaving:
+                self._deliver(one)
+            self._take_over()
+        if self.stopped is None and self.num_events % self._check_every == 0:
+            self.control.check()
+
+    def _deliver(self, sent: Sent) -> str | None:
+        if sent.peer.startswith("pool-"):
+            return None if self.clients.answered(sent.peer, sent.message) else UNREACHABLE
+        return super()._deliver(sent)
 
     def _take_over(self) -> None:
         """Replace the conductor by one that knows nothing but the losses."""
         self.term += 1
-        self.begin_term(replace(self.shape.config, term=self.term, lost=self.lost))
+        self.clients.commands = dict.fromkeys(self.clients.commands, 0)  # their connections are gone
+        self.begin_conductor(replace(self.shape.config, term=self.term, lost=self.lost))
         self.checker.take_over()
         alive = [model.on for rank, model in self.ranks.items() if rank not in self.dead]
         for tell in (*alive, self.clients.take_over):
@@ -183,8 +188,3 @@ class FaultWorld(FaultyPost, World):
         """Tell a rank or the gateway of the present conductor, unless there is a later one by now."""
         if term == self.term and self.stopped is None:
             tell(NewTerm(term))
-
-    def _deliver(self, sent: Sent) -> str | None:
-        if sent.peer.startswith("pool-"):
-            return None if self.clients.answered(sent.peer, sent.message) else UNREACHABLE
-        return super()._deliver(sent)

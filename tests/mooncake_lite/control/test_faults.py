@@ -184,6 +184,11 @@ def test_no_client_gets_a_lost_a_doubled_or_a_wrong_token_whichever_ranks_die(
         FaultWorld.drawn(seed, num_requests=40, check_every=10, faults=DEATHS).run()
 
 
+def test_a_pool_command_to_a_conductor_that_no_gateway_knows_yet_is_answered() -> None:
+    for seed in (300192, 300313):
+        FaultWorld.drawn(seed, num_requests=40, faults=DEATHS).run()
+
+
 DAMAGE = Faults(rank_lost=0.3, flipped=1.0)
 
 

@@ -51,7 +51,7 @@ def test_what_was_tried_is_in_the_result_and_in_one_line(
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (("2P1D",), "all copies failed (no reason known)"),
+        (("2P1D",), "all copies failed (rank 5 could not read or write them, or an original is damaged)"),
         (("1P1D", "--ssd", "1TB", "--node-dram", "8GB"), "all ssd saves failed (bad)"),
         (("1P1D", "--kv-cache-bytes", "1GB"), "all prefills failed (25 KV pages are needed, the rank has 5)"),
     ],
