@@ -73,10 +73,6 @@ class ConductorRole:
         )  # fmt: skip
         observers.append(Predictions(self.control.state.costs, self.machine.metrics.observe_prediction))
         self._own: dict[type, Callable[[str, Any], None]] = {m.Explain: self._explain}
-        self._watched: dict[type, Callable[[Any], None]] = {
-            fx.Decided: self._decided,
-            fx.Reject: lambda effect: self.decisions.refused(effect.request_id, effect.reason),
-        }
 
     # ------------------------------------------------------------------------------ the loop
 
@@ -146,13 +142,13 @@ class ConductorRole:
                 self._recorder.flush()
 
     def _watch(self, event: ev.Event, effect: fx.Effect) -> None:
-        if (watched := self._watched.get(type(effect))) is not None:
-            watched(effect)
-
-    def _decided(self, effect: fx.Decided) -> None:
-        self.decisions.placed(effect.request_id)
-        for seconds in self._choice.taken_s:
-            self.machine.metrics.observe_decision(seconds)
+        """Note decisions: for explanations, and their times for /metrics."""
+        if isinstance(effect, fx.Decided):
+            self.decisions.placed(effect.request_id)
+            for seconds in self._choice.taken_s:
+                self.machine.metrics.observe_decision(seconds)
+        elif isinstance(effect, fx.Reject):
+            self.decisions.refused(effect.request_id, effect.reason)
 
     def _explain(self, peer: str, query: m.Explain) -> None:
         explanation = self.decisions.explain(query.request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -165,7 +166,7 @@ class Conductor:
             fx.Branched: self.bodies.branched,
             fx.Recall: self._recall,
             fx.MarkLost: self._mark_lost,
-            fx.EndRank: self._to_steward,
+            fx.EndRank: partial(self._send, STEWARD),
             fx.AnswerCommand: self._answer_command,
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
@@ -194,7 +195,7 @@ class Conductor:
     def unsent(self, sent: Sent, problem: str, now: float) -> list[Sent]:
         """Take note that a message did not leave. problem: what is wrong with it, or UNREACHABLE."""
         about = sent.about
-        if sent.peer == STEWARD:
+        if sent.peer == STEWARD:  # until it has greeted this conductor
             self._for_steward.append(sent.message)
         elif isinstance(about, int):
             self._abandon(about, sent, problem, now)
@@ -262,10 +263,6 @@ class Conductor:
                 self._send(STEWARD, message)
             self._for_steward.clear()
 
-    def _to_steward(self, message: fx.EndRank | fx.Readiness | fx.Stop) -> None:
-        """Tell the steward. What cannot be sent waits until it has greeted this conductor."""
-        self._send(STEWARD, message)
-
     def _read_gateway_lost(self, peer: str, lost: m.GatewayLost, now: float) -> ev.Event | None:
         if peer != STEWARD:
             self.impostors += 1
@@ -305,7 +302,7 @@ class Conductor:
         detail = f"waiting for rank {', '.join(missing)}" if missing else "ready"
         self.gateways.set_readiness(effect.ready, effect.closed or detail, not effect.closed)
         self._tell_status()
-        self._to_steward(effect)
+        self._send(STEWARD, effect)
         self.ready = effect.ready
 
     def _read_degraded(self, peer: str, degraded: m.Degraded, now: float) -> ev.Event | None:
@@ -317,7 +314,7 @@ class Conductor:
         """Take a loss that the steward has seen. A rank that says that it fails has to end for good first."""
         if peer == STEWARD:
             return lost
-        self._to_steward(fx.EndRank(lost.rank, lost.reason))
+        self._send(STEWARD, fx.EndRank(lost.rank, lost.reason))
         return None
 
     def _mark_lost(self, effect: fx.MarkLost) -> None:
@@ -344,7 +341,7 @@ class Conductor:
 
     def _stop(self, effect: fx.Stop) -> None:
         self.stop = effect
-        self._to_steward(effect)
+        self._send(STEWARD, effect)
 
     def _set_alarm(self, effect: fx.WakeAt) -> None:
         self.wake_at = effect.time
@@ -366,7 +363,7 @@ class Conductor:
         if not problem:
             return event
         if isinstance(event, ev.RankEvent):
-            self._to_steward(fx.EndRank(event.rank, f"sent a malformed {type(event).__name__}: {problem}"))
+            self._send(STEWARD, fx.EndRank(event.rank, f"sent a malformed {type(event).__name__}: {problem}"))
         return None
 
     def _decided(self, effect: fx.Decided) -> None:

@@ -81,14 +81,7 @@ class OpenBody:
 
     def preempted(self, event: m.Preempted | m.Swapped, token_ids: list[int]) -> None:
         """Take over prompt and answer so far: of this request, or of a branch that may go on alone."""
-        body = replace(
-            self.body, token_ids=token_ids, answered=len(token_ids) - self.prompt_tokens, keys=event.keys,
-            n=1, branch=event.branch, spans=[],
-        )  # fmt: skip
-        if self.body.n > 1:
-            self.alone[event.branch] = OpenBody(self.request_id, body, self.class_id)
-        else:
-            self.body = self._first = body
+        self._go_on(event.branch, token_ids, event.keys)
 
     def recalled(self, so_far: list[m.AnswerSoFar], answers: list[list[int]]) -> None:
         """Take over the answers so far: of this request, or of branches that may go on alone.
@@ -102,14 +95,17 @@ class OpenBody:
         for one, answer in zip(so_far, answers, strict=True):
             token_ids = prompt[:]
             token_ids.extend(answer)
-            body = replace(
-                self.body, token_ids=token_ids, answered=len(answer), keys=one.keys, n=1,
-                branch=one.branch, spans=[],
-            )  # fmt: skip
-            if self.body.n > 1:
-                self.alone[one.branch] = OpenBody(self.request_id, body, self.class_id)
-            else:
-                self.body = self._first = body
+            self._go_on(one.branch, token_ids, one.keys)
+
+    def _go_on(self, branch: int, token_ids: list[int], keys: list[int]) -> None:
+        body = replace(
+            self.body, token_ids=token_ids, answered=len(token_ids) - self.prompt_tokens, keys=keys, n=1,
+            branch=branch, spans=[],
+        )  # fmt: skip
+        if self.body.n > 1:
+            self.alone[branch] = OpenBody(self.request_id, body, self.class_id)
+        else:
+            self.body = self._first = body
 
     def branched(self, branch: int, name: str) -> OpenBody:
         """Return a preempted branch as a request of its own."""

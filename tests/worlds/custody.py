@@ -364,10 +364,7 @@ class Custody(Uses):
         self._memory.end(use for use in uses if use.kind == "read")
 
     def _bad(self, event: ev.BlocksBad) -> None:
-        """End the saves of blocks that are freed. Whoever saves them compares them too."""
-        for key in [key for key in self._uses if key[0] == "save"]:
-            if any(use.ref.object_id in event.object_ids for use in self._uses[key]):
-                self._end(key)
+        self._end_saves(lambda ref: ref.object_id in event.object_ids)
 
     def _saved(self, event: ev.BlocksSaved) -> None:
         if event.state == "durable":

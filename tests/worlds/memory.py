@@ -13,7 +13,7 @@ Explained in docs/explain/control.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Literal, NamedTuple
@@ -110,9 +110,10 @@ class Memory(Bytes):
 
     def _begin(self, use: Use) -> Use:
         ref = use.ref
-        capacity = self.segment_bytes[ref.rank]
         assert ref.nbytes == self._nbytes, f"{ref} is no block of {self._nbytes} B"
-        assert 0 <= ref.offset <= capacity - ref.nbytes, f"{ref} is outside of a segment of {capacity} B"
+        assert 0 <= ref.offset <= self.segment_bytes[ref.rank] - ref.nbytes, (
+            f"{ref} is outside of its segment"
+        )
         bucket = ref.offset // self._nbytes
         for near in (bucket - 1, bucket, bucket + 1):
             for other in self._uses.get((ref.rank, near), ()):
@@ -139,8 +140,7 @@ class Memory(Bytes):
 
     def rot(self, ref: BlockRef) -> None:
         """Flip a bit of a range, which no rank notices."""
-        old = self.content(ref)
-        self._content[ref.rank, ref.offset] = old._replace(rotten=True)
+        self._content[ref.rank, ref.offset] = self.content(ref)._replace(rotten=True)
 
     def flip(self, dice: Random) -> None:
         """Change the bytes of some block, so that what is computed on it changes too."""
@@ -192,9 +192,8 @@ class Uses:
     def __init__(self, world: Any) -> None:
         self._world, self._memory, self._clock, self._dice = world, world.memory, world.clock, world.dice
         self._uses, self._late = dict[UseKey, list[Use]](), dict[int, list[Use]]()
-        self._by, self._begun = dict[UseKey, int](), list[UseKey]()
+        self._by, self._begun, self.doubts = dict[UseKey, int](), list[UseKey](), False
         self._gone, self._known, self._unreachable = set[int](), set[int](), set[UseKey]()
-        self.doubts = False
 
     @property
     def in_use(self) -> dict[UseKey, list[Use]]:
@@ -267,8 +266,15 @@ class Uses:
             self._memory.end(use for use in uses if use not in writes)
             self._overwrite(writes)
 
+    def _end_saves(self, gone: Callable[[BlockRef], bool]) -> None:
+        """End the saves of blocks that are gone. Whoever saves them compares them too."""
+        for key in [key for key in self._uses if key[0] == "save"]:
+            if any(gone(use.ref) for use in self._uses[key]):
+                self._end(key)
+
     def _lost(self, event: ev.RankLost) -> None:
         """End the uses of a rank that is dead. An unreachable one may write at any time."""
+        self._end_saves(lambda ref: ref.rank == event.rank)
         self._gone.add(event.rank)
         if self.doubts and not event.ended and event.rank not in self._known:
             self._leave(event.rank, 1.0)
