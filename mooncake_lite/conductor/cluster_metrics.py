@@ -198,8 +198,7 @@ def cluster_samples(
     counted = directory.counters
     pool = {f"{n}_total" if n in counted else n: v for n, v in directory.stats().items()}
     samples = metrics.samples(gauges, pool, channel)
-    samples += segment_samples(segments)
-    samples += class_samples(config.classes, directory.class_blocks())
+    samples += segment_samples(segments) + class_samples(config.classes, directory.class_blocks())
     samples += request_samples(control.requests.stages, state.prefills.values(), config.roles)
     samples.append(Metric("events_ignored_total", "counter", HELP["events_ignored_total"], {}, ignored))
     return bounded(samples)

@@ -178,8 +178,7 @@ class Conductor:
 
     def on(self, peer: str, message: m.Message, now: float) -> list[Sent]:
         """Take a message of a peer."""
-        event = self._read(peer, message, now)
-        if event is not None:
+        if (event := self._read(peer, message, now)) is not None:
             self._apply(event, message, now)
         return self._taken()
 

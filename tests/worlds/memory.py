@@ -111,9 +111,7 @@ class Memory(Bytes):
     def _begin(self, use: Use) -> Use:
         ref = use.ref
         assert ref.nbytes == self._nbytes, f"{ref} is no block of {self._nbytes} B"
-        assert 0 <= ref.offset <= self.segment_bytes[ref.rank] - ref.nbytes, (
-            f"{ref} is outside of its segment"
-        )
+        assert 0 <= ref.offset <= self.segment_bytes[ref.rank] - ref.nbytes, f"{ref} is outside"
         bucket = ref.offset // self._nbytes
         for near in (bucket - 1, bucket, bucket + 1):
             for other in self._uses.get((ref.rank, near), ()):
