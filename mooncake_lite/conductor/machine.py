@@ -40,7 +40,7 @@ NOTHING_SENT = (fx.Moved, BlockStored, BlockRemoved)
 """Effects that nobody is told; `watch` and observers see them."""
 
 
-OfRank = ev.RankEvent | m.RankHello | m.Degraded | m.RankStats
+OfRank = (ev.RankEvent, m.RankHello, m.Degraded, m.RankStats)
 """Messages that only the rank which they name may send. Its name may have more words: "rank-3 last word"."""
 
 
@@ -235,7 +235,7 @@ class Conductor:
             return reader(peer, message, now)
         return event if isinstance(event, ev.Event) else None
 
-    def _is_impostor(self, peer: str, event: OfRank) -> bool:
+    def _is_impostor(self, peer: str, event: Any) -> bool:
         """Tell whether a message names another rank than its sender. The steward tells of losses."""
         is_other = self._numbers.get(peer.partition(" ")[0]) != event.rank
         return is_other and not (peer == STEWARD and isinstance(event, ev.RankLost))
