@@ -272,7 +272,7 @@ def _bandwidth_figure(links: list[tuple[float, dict[str, Any]]], alone: dict[str
             axes.axhline(alone[key]["mean"], linestyle=style, color="k", alpha=0.3)
         axes.plot(list(BANDWIDTH), list(BANDWIDTH.values()), "C0o-", label="paper, first token")
         axes.axhline(RECOMPUTED_S, color="C0", alpha=0.4)
-        axes.set(xlabel="link of a node, Gbps", ylabel="mean seconds", ylim=(0, None))
+        axes.set(xlabel="link of a node, Gbps", ylabel="mean seconds", yscale="log")
         axes.legend(title="level lines: nothing reused", fontsize="small")
     return file.getvalue()
 
