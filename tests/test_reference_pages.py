@@ -99,7 +99,7 @@ def test_the_life_of_a_request_lists_each_message_about_one_and_no_other() -> No
     [
         (["gateway/exposition.py"], "## Of the gateway", "## Of the conductor"),
         (
-            ["ranks/computing/machine.py", "ranks/computing/connections.py", "ranks/metrics.py"],
+            ["ranks/computing/machine.py", "ranks/computing/loop.py", "ranks/metrics.py"],
             "Prefill, decode and compute ranks;",
             "Store ranks;",
         ),
