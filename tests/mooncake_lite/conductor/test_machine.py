@@ -7,12 +7,13 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.loop import facts_of
-from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Sent
+from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Sent, carry
 from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.messages import pool as p
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.wording import BLOCK, prefilled, submit
 
@@ -159,3 +160,26 @@ def test_ranks_are_introduced_to_a_gateway_once_and_lost_ones_never() -> None:
     for expected in ([(1, m.GatewayAt("gateway-0", at[0])), (3, m.GatewayAt("gateway-0", at[1]))], []):
         assert gateways.greet(m.GatewayHello("gateway-0", at))
         assert gateways.new_introductions() == expected
+
+
+def test_nobody_is_introduced_to_a_gateway_that_has_ended() -> None:
+    at, gateways = ["ipc://tokens", "tcp://10.0.0.1:5"], Gateways([0, 1], "10.0.0.1")
+    gateways.add_compute_rank(1)
+    gateways.greet(m.GatewayHello("gateway-0", at[:1]))
+    gateways.lose("gateway-0")
+    gateways.greet(m.GatewayHello("gateway-1", at))
+    assert gateways.new_introductions() == [(1, m.GatewayAt("gateway-1", at[1]))]
+
+
+def test_what_follows_an_answer_that_cannot_be_sent_is_sent_unless_it_is_of_the_same_command() -> None:
+    status, progress, end = m.ClusterStatus(True, "ready"), p.PoolProgress(0, 0, []), m.PoolEnded("")
+    gone = [Sent("gateway-0", status), Sent("store", progress, 7), Sent("store", end, 7)]
+    there = [Sent("gateway-1", status), Sent("verify", progress, 8)]
+    tried: list[Sent] = []
+
+    def send(one: Sent) -> str | None:
+        tried.append(one)
+        return UNREACHABLE if one in gone else None
+
+    carry(conductor(), [*gone, *there], send, lambda: 0.0)
+    assert tried == [*gone[:2], *there]
