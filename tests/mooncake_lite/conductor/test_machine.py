@@ -150,6 +150,18 @@ def test_a_rank_that_joins_a_new_conductor_is_told_which_ranks_are_lost() -> Non
     assert Sent("rank-1", m.MarkLost(2, "rank 2 (prefill) died: its process 5 ended")) in told
 
 
+def test_a_lost_rank_that_comes_to_a_new_conductor_is_told_to_end() -> None:
+    config = ServeConfig(block_size=BLOCK, prefill=2)
+    lost = [ev.RankLost(2, 0, "was silent for 9 s", ended=False)]
+    machine = Conductor(
+        facts_of(config, ""), Control(control_config(config, LAYOUT, [0] * 5, term=1, lost=lost))
+    )
+    told = machine.on("rank-2", m.RankHello(2, "prefill", 0, epoch=1), 0.0)
+    assert told == [Sent("rank-2", m.Stop("rank 2 (prefill) was silent for 9 s", 0.0, True))]
+    machine.on("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]), 0.0)
+    assert machine.gateways.new_introductions() == []
+
+
 def test_ranks_are_introduced_to_a_gateway_once_and_lost_ones_never() -> None:
     at, gateways = ["ipc://tokens", "tcp://10.0.0.1:5"], Gateways([0, 0, 1, 1], "10.0.0.1")
     for rank in (1, 2, 3):
