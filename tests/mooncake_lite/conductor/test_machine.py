@@ -195,3 +195,25 @@ def test_what_follows_an_answer_that_cannot_be_sent_is_sent_unless_it_is_of_the_
 
     carry(conductor(), [*gone, *there], send, lambda: 0.0)
     assert tried == [*gone[:2], *there]
+
+
+def test_a_rank_that_comes_after_the_gateway_is_introduced_to_it_too() -> None:
+    gateways = Gateways([0, 0], "")
+    assert gateways.greet(m.GatewayHello("gateway-0", ["ipc://tokens"]))
+    gateways.add_compute_rank(1)
+    assert gateways.new_introductions() == [(1, m.GatewayAt("gateway-0", "ipc://tokens"))]
+
+
+def test_of_a_lost_rank_its_loss_alone_is_told() -> None:
+    gateways = Gateways([0, 0, 0], "")
+    for rank in (1, 2):
+        gateways.set_degraded(m.Degraded(rank, "disk", "it is full"), "store")
+    gateways.lose_rank(2, "rank 2 died")
+    told = gateways.status.degraded
+    assert told == ["rank 1 (store): it is full", "rank 2 died; it is missing until the next start"]
+
+
+def test_an_answer_that_is_too_large_is_replaced_under_its_number() -> None:
+    (instead,) = conductor().unsent(Sent("gateway-0", m.PoolEnded("", number=5), 3), "it has 9 MiB", 0.0)
+    assert isinstance(instead.message, m.PoolEnded)
+    assert (instead.message.number, "it has 9 MiB" in instead.message.problem) == (5, True)
