@@ -1,4 +1,4 @@
-"""A store rank and a new conductor: what it finishes, drops and tells."""
+"""A store rank and its conductor, a new one too: what it finishes, drops, tells and counts."""
 
 from __future__ import annotations
 
@@ -195,3 +195,12 @@ def test_bytes_of_a_copy_that_failed_are_not_counted(rank: Rank) -> None:
     (copied,) = rank.hear(m.CopyBlocks(3, 1, [replace(ref, rank=4) for ref in refs], refs))
     assert [bool(sums) for sums in copied.checksums] == [True, False, True]
     assert rank.role._values()["copied_bytes_total"] == 2 * SMALL.nbytes
+
+
+def test_blocks_that_the_tier_could_not_read_are_counted(rank: Rank) -> None:
+    keys, refs = [7, 8, 9], [m.BlockRef(n, 3, n * SMALL.nbytes, SMALL.nbytes) for n in range(3)]
+    rank.read.set()
+    rank.hear(m.LoadBlocks(3, 1, keys, [digest_of(key) for key in keys], refs))
+    assert wait_until(lambda: rank.role._outbox or rank.told)
+    assert [one.ok for one in rank.told or rank.hear()] == [[True, False, False]]
+    assert rank.role._values()["tier_blocks_bad_total"] == 2
