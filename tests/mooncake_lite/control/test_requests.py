@@ -70,6 +70,16 @@ def test_the_branches_of_a_failed_try_wait_as_their_request_would_and_it_counts_
     assert only(fx.StartPrefill, plane.on(ev.Tick())).request_id == "a#0"
 
 
+def test_a_stop_string_in_the_last_token_ends_a_request_though_nobody_says_that_it_was_received() -> None:
+    plane = Plane()
+    plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 40)))
+    plane.on(ev.DecodeLoaded(2, 0, "a", 1))
+    plane.control.on(ev.DecodeEnded(2, 0, "a", 1), plane.now)
+    assert plane.control.requests.stage_of("a") is Stage.ENDING
+    ended = only(fx.Forget, plane.on(ev.RequestCancelled("a", branch=0, answered=True)))
+    assert (ended.request_id, ended.outcome) == ("a", "finished")
+
+
 def test_every_stage_but_the_last_can_be_cancelled_and_no_step_leads_out_of_over() -> None:
     for stage in Stage:
         can = (stage, Step.CANCEL) in TRANSITIONS
