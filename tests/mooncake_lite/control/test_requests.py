@@ -134,6 +134,14 @@ def so_far(keys: list[int], digests: list[int], num_tokens: int = 0) -> ev.Answe
     return ev.AnswerSoFar(0, num_tokens, False, keys, digests)
 
 
+def test_a_request_of_an_earlier_conductor_waits_since_it_came_to_that_one() -> None:
+    plane = Plane()
+    busy = only(fx.StartPrefill, plane.arrive("busy", 40))
+    plane.arrive("later", 40)
+    plane.arrive("earlier", 40, answers=[so_far([], [])], waited_s=60.0)
+    assert only(fx.StartPrefill, plane.prefilled(busy)).request_id == "earlier"
+
+
 @pytest.mark.parametrize(
     ("event", "problem"),
     [
