@@ -134,12 +134,10 @@ def so_far(keys: list[int], digests: list[int], num_tokens: int = 0) -> ev.Answe
     return ev.AnswerSoFar(0, num_tokens, False, keys, digests)
 
 
-def test_a_request_of_an_earlier_conductor_waits_since_it_came_to_that_one() -> None:
+def test_the_queue_time_of_a_request_counts_what_it_waited_at_an_earlier_conductor() -> None:
     plane = Plane()
-    busy = only(fx.StartPrefill, plane.arrive("busy", 40))
-    plane.arrive("later", 40)
-    plane.arrive("earlier", 40, answers=[so_far([], [])], waited_s=60.0)
-    assert only(fx.StartPrefill, plane.prefilled(busy)).request_id == "earlier"
+    start = only(fx.StartPrefill, plane.arrive("a", 40, answers=[so_far([], [])], waited_s=60.0))
+    assert start.queued_s == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(
