@@ -55,3 +55,18 @@ def test_after_a_recall_a_client_takes_tokens_of_later_attempts_alone() -> None:
     clients.on_tokens(tokens(1), [2.0])
     clients.on_tokens(tokens(1, attempt=2), [3.0])
     assert world.requests["a"].token_times_s == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("effect", "cause"),
+    [
+        (fx.Fail("a", "4 ranks were lost", "ranks_lost"), "ranks_lost"),
+        (fx.Fail("a", "rank 7 was silent for 9.5 s"), "rank N was silent for N s"),
+        (fx.Reject("a", "TTFT would be 1,024.5 ms", 1.0), "TTFT would be N ms"),
+    ],
+)
+def test_a_request_that_was_not_served_has_a_cause_that_others_share(effect: Any, cause: str) -> None:
+    clients, world = one_client("none")
+    clients.on(effect)
+    clients.on(fx.Forget("a", "failed"))
+    assert [one.cause for one in world.records] == [cause]
