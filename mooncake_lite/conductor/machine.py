@@ -278,13 +278,16 @@ class Conductor:
         return None
 
     def _read_rank_hello(self, peer: str, hello: m.RankHello, now: float) -> ev.Event | None:
-        """Let a rank join, with the slots of its role, and tell it who is lost."""
+        """Let a rank join, with the slots of its role, and tell it who is lost. A lost one is told to end."""
         if hello.role != self._config.roles[hello.rank]:
             self.impostors += 1
             return None
+        if hello.rank in (lost := self.control.members.lost):
+            self._send(peer, m.Stop(lost[hello.rank], 0.0, True))
+            return None
         if hello.role not in ("store", "stage"):  # it sends tokens
             self.gateways.add_compute_rank(hello.rank)
-        for rank, reason in self.control.members.lost.items():
+        for rank, reason in lost.items():
             self._send(peer, m.MarkLost(rank, reason))
         return ev.RankJoined(
             hello.rank, hello.epoch, hello.rank, DUTIES[hello.role], hello.node,

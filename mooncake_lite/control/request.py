@@ -195,18 +195,10 @@ class RequestRecord:
     ) -> RequestRecord:
         """Make the record of a branch that goes on alone. Its attempts count on, so that no token is taken
         for one of an earlier attempt."""
-        asked = replace(self.asked, request_id=self.id_alone(event.branch), n=1)
+        name = self.id_alone(event.branch)
+        asked = replace(self.asked, request_id=name, n=1)
         alone = RequestRecord(
-            asked.request_id,
-            asked,
-            0,
-            [],
-            [],
-            now,
-            {event.branch},
-            self.attempt,
-            True,
-            present=Try(kept=kept),
+            name, asked, 0, [], [], now, {event.branch}, self.attempt, True, present=Try(kept=kept)
         )
         alone.go_on_from(event, now)
         return alone

@@ -97,6 +97,7 @@ def test_a_cancelled_deferred_head_lets_the_next_request_start() -> None:
     for name in "ab":
         placed(state, name)
     state.defer("a", 0.0)
+    assert started(state) == []
     state.forget("a", 0.0)
     assert started(state) == ["b"]
 

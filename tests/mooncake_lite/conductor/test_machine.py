@@ -7,12 +7,13 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.loop import facts_of
-from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Sent
+from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Sent, carry
 from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.messages import pool as p
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.wording import BLOCK, prefilled, submit
 
@@ -149,6 +150,18 @@ def test_a_rank_that_joins_a_new_conductor_is_told_which_ranks_are_lost() -> Non
     assert Sent("rank-1", m.MarkLost(2, "rank 2 (prefill) died: its process 5 ended")) in told
 
 
+def test_a_lost_rank_that_comes_to_a_new_conductor_is_told_to_end() -> None:
+    config = ServeConfig(block_size=BLOCK, prefill=2)
+    lost = [ev.RankLost(2, 0, "was silent for 9 s", ended=False)]
+    machine = Conductor(
+        facts_of(config, ""), Control(control_config(config, LAYOUT, [0] * 5, term=1, lost=lost))
+    )
+    told = machine.on("rank-2", m.RankHello(2, "prefill", 0, epoch=1), 0.0)
+    assert told == [Sent("rank-2", m.Stop("rank 2 (prefill) was silent for 9 s", 0.0, True))]
+    machine.on("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]), 0.0)
+    assert machine.gateways.new_introductions() == []
+
+
 def test_ranks_are_introduced_to_a_gateway_once_and_lost_ones_never() -> None:
     at, gateways = ["ipc://tokens", "tcp://10.0.0.1:5"], Gateways([0, 0, 1, 1], "10.0.0.1")
     for rank in (1, 2, 3):
@@ -159,3 +172,48 @@ def test_ranks_are_introduced_to_a_gateway_once_and_lost_ones_never() -> None:
     for expected in ([(1, m.GatewayAt("gateway-0", at[0])), (3, m.GatewayAt("gateway-0", at[1]))], []):
         assert gateways.greet(m.GatewayHello("gateway-0", at))
         assert gateways.new_introductions() == expected
+
+
+def test_nobody_is_introduced_to_a_gateway_that_has_ended() -> None:
+    at, gateways = ["ipc://tokens", "tcp://10.0.0.1:5"], Gateways([0, 1], "10.0.0.1")
+    gateways.add_compute_rank(1)
+    gateways.greet(m.GatewayHello("gateway-0", at[:1]))
+    gateways.lose("gateway-0")
+    gateways.greet(m.GatewayHello("gateway-1", at))
+    assert gateways.new_introductions() == [(1, m.GatewayAt("gateway-1", at[1]))]
+
+
+def test_what_follows_an_answer_that_cannot_be_sent_is_sent_unless_it_is_of_the_same_command() -> None:
+    status, progress, end = m.ClusterStatus(True, "ready"), p.PoolProgress(0, 0, []), m.PoolEnded("")
+    gone = [Sent("gateway-0", status), Sent("store", progress, 7), Sent("store", end, 7)]
+    there = [Sent("gateway-1", status), Sent("verify", progress, 8)]
+    tried: list[Sent] = []
+
+    def send(one: Sent) -> str | None:
+        tried.append(one)
+        return UNREACHABLE if one in gone else None
+
+    carry(conductor(), [*gone, *there], send, lambda: 0.0)
+    assert tried == [*gone[:2], *there]
+
+
+def test_a_rank_that_comes_after_the_gateway_is_introduced_to_it_too() -> None:
+    gateways = Gateways([0, 0], "")
+    assert gateways.greet(m.GatewayHello("gateway-0", ["ipc://tokens"]))
+    gateways.add_compute_rank(1)
+    assert gateways.new_introductions() == [(1, m.GatewayAt("gateway-0", "ipc://tokens"))]
+
+
+def test_of_a_lost_rank_its_loss_alone_is_told() -> None:
+    gateways = Gateways([0, 0, 0], "")
+    for rank in (1, 2):
+        gateways.set_degraded(m.Degraded(rank, "disk", "it is full"), "store")
+    gateways.lose_rank(2, "rank 2 died")
+    told = gateways.status.degraded
+    assert told == ["rank 1 (store): it is full", "rank 2 died; it is missing until the next start"]
+
+
+def test_an_answer_that_is_too_large_is_replaced_under_its_number() -> None:
+    (instead,) = conductor().unsent(Sent("gateway-0", m.PoolEnded("", number=5), 3), "it has 9 MiB", 0.0)
+    assert isinstance(instead.message, m.PoolEnded)
+    assert (instead.message.number, "it has 9 MiB" in instead.message.problem) == (5, True)

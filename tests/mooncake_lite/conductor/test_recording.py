@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from mooncake_lite import __version__
 from mooncake_lite.cli import main
+from mooncake_lite.conductor.loop import ConductorRole
 from mooncake_lite.conductor.recording import FORMAT, MAGIC, Digester, Recorder, Recording
+from mooncake_lite.conductor.settings import control_config
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.effects import Effect, Fail, StartPrefill, WakeAt
@@ -28,7 +31,9 @@ from mooncake_lite.control.events import (
     Undelivered,
 )
 from mooncake_lite.errors import RecordingError
+from store.layout import BlockLayout
 from store.objects import BlockRef, BlockRemoved, BlockStored
+from tests.mooncake_lite.conductor.fake_hub import FakeHub
 
 pytestmark = pytest.mark.quick
 
@@ -111,6 +116,25 @@ def test_events_reach_the_file_though_the_recorder_is_never_closed(tmp_path: Pat
     assert len(list(recording.entries())) >= 4
     recorder.close()
     recording.close()
+
+
+def test_the_event_that_ends_a_conductor_is_the_last_one_in_its_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServeConfig()
+    decides = control_config(config, BlockLayout(2, 1, 64, 8, 4), [0] * config.ranks)
+    hub: Any = FakeHub()
+    role = ConductorRole(
+        config, hub, decides, recorder=Recorder(tmp_path / "run", decides), clock=lambda: 1.0
+    )
+    role.step([("gateway-0", RequestCancelled("a"))])
+    monkeypatch.setattr(role.control, "on", lambda event, now: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        role.step([("gateway-0", RequestCancelled("b"))])
+    recording = Recording(tmp_path / "run")
+    assert [entry.event for entry in recording.entries()] == [RequestCancelled("a"), RequestCancelled("b")]
+    recording.close()
+    role.close()
 
 
 @pytest.mark.parametrize("missing", range(1, 8))

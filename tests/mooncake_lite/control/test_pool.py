@@ -1,11 +1,13 @@
-"""What the scheduler's index is told about the pool."""
+"""What the scheduler's index is told about the pool, and what commands about it count."""
 
 from __future__ import annotations
 
 import pytest
 
+from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from tests.mooncake_lite.control.plane import BLOCK, Plane, hash_free
+from mooncake_lite.control.commands import CHECKED_AT_ONCE
+from tests.mooncake_lite.control.plane import BLOCK, Plane, hash_free, only
 from tests.scheduler.cluster import runs
 
 pytestmark = pytest.mark.quick
@@ -23,3 +25,17 @@ def test_blocks_that_come_and_go_together_are_one_run_of_the_index() -> None:
     assert index.leading(keys).by_node[0] == 3, "13 places are wanted, 10 were free"
     assert index.leading(keys).ssd_blocks == 3
     assert (len(index), len(runs(index))) == (18, 3), "two of request a, and one of b"
+
+
+def test_a_check_counts_the_blocks_that_went_before_their_turn() -> None:
+    plane = Plane(blocks=64)
+    count = CHECKED_AT_ONCE + 4
+    plane.serve("a", count * BLOCK)
+    last_key = hash_free("a", count - 1)
+    plane.on(ev.BlocksSaved(3, 0, [last_key], "durable"))
+    first = only(fx.CheckBlocks, plane.on(ev.PoolCommand(1, "verify")))
+    plane.on(ev.PoolCommand(2, "rm", [last_key]))
+    rest = only(fx.CheckBlocks, plane.on(ev.BlocksChecked(3, 0, first.number, [True] * CHECKED_AT_ONCE)))
+    told = plane.on(ev.BlocksChecked(3, 0, rest.number, [True] * 3))
+    answers = [(one.done, one.ended) for one in told if isinstance(one, fx.AnswerCommand)]
+    assert answers == [(count, False), (0, True)]

@@ -12,6 +12,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
 from mooncake_lite.control.request import Try
+from mooncake_lite.control.requests import PAUSE_S
 from scheduler import Placement, Rejection, Request, State, Wait
 from scheduler.classes import ServiceClass
 from store.layout import check_of
@@ -54,6 +55,29 @@ def test_a_lost_rank_counts_for_the_requests_that_it_works_on_and_for_no_other()
     assert [requests[name].losses for name in (*stages, "queued")] == [2, 2, 0, 0]
     plane.on(ev.RankLost(1, 0, "died: connecting failed: no route"))
     assert [requests[name].losses for name in (*stages, "queued")] == [2, 2, 1, 0]
+
+
+def test_the_branches_of_a_failed_try_wait_as_their_request_would_and_it_counts_for_each() -> None:
+    plane = Plane()
+    job = only(fx.StartPrefill, plane.arrive("a", 40, n=2))
+    plane.prefilled(job)
+    plane.on(ev.RequestFailed(2, 0, "a", job.attempt, "no page is free"))
+    answers = [ev.AnswerSoFar(branch, 1, False, [], []) for branch in (0, 1)]
+    told = plane.on(ev.Recalled("a", job.attempt, answers))
+    assert not any(isinstance(effect, fx.StartPrefill) for effect in told)
+    assert [plane.control.requests[name].tries for name in ("a#0", "a#1")] == [1, 1]
+    plane.now += PAUSE_S
+    assert only(fx.StartPrefill, plane.on(ev.Tick())).request_id == "a#0"
+
+
+def test_a_stop_string_in_the_last_token_ends_a_request_though_nobody_says_that_it_was_received() -> None:
+    plane = Plane()
+    plane.prefilled(only(fx.StartPrefill, plane.arrive("a", 40)))
+    plane.on(ev.DecodeLoaded(2, 0, "a", 1))
+    plane.control.on(ev.DecodeEnded(2, 0, "a", 1), plane.now)
+    assert plane.control.requests.stage_of("a") is Stage.ENDING
+    ended = only(fx.Forget, plane.on(ev.RequestCancelled("a", branch=0, answered=True)))
+    assert (ended.request_id, ended.outcome) == ("a", "finished")
 
 
 def test_every_stage_but_the_last_can_be_cancelled_and_no_step_leads_out_of_over() -> None:
@@ -108,6 +132,12 @@ def test_what_a_request_puts_is_of_its_class_the_tail_too() -> None:
 
 def so_far(keys: list[int], digests: list[int], num_tokens: int = 0) -> ev.AnswerSoFar:
     return ev.AnswerSoFar(0, num_tokens, False, keys, digests)
+
+
+def test_the_queue_time_of_a_request_counts_what_it_waited_at_an_earlier_conductor() -> None:
+    plane = Plane()
+    start = only(fx.StartPrefill, plane.arrive("a", 40, answers=[so_far([], [])], waited_s=60.0))
+    assert start.queued_s == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(

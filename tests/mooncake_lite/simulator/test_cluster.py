@@ -78,6 +78,16 @@ def test_a_request_alone_takes_what_the_profile_says() -> None:
 
 
 @pytest.mark.quick
+def test_a_client_waits_for_its_gateway_too() -> None:
+    quick, slow = (
+        PROFILE.with_section("overheads", OverheadsSection(request_s=request_s)) for request_s in (0.1, 0.6)
+    )
+    trace = trace_of((0, 8_000, 2, []))
+    ttft_s = [played(one_each(machines=one), trace).mean_ttft_s for one in (quick, slow)]
+    assert ttft_s[1] - ttft_s[0] == pytest.approx(0.5)
+
+
+@pytest.mark.quick
 def test_a_cached_prefix_comes_in_beside_the_pass_and_saves_its_computing() -> None:
     shared = list(range(10))
     outcome = played(one_each(), trace_of((0, 8_000, 2, shared), (60, 8_000, 2, shared)))

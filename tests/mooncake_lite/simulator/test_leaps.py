@@ -13,8 +13,12 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.computing_rank import SimulatedRank
+from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.simulator.world import World
+from mooncake_lite.workloads.traces import Trace, TraceRequest
 from scheduler.instance import Result
 from scheduler.instance.step import NO_TOKEN
+from tests.mooncake_lite.simulator.made import cluster
 from tests.worlds.faults import Faults
 from tests.worlds.setting import LAYOUT, DrawnSetting
 from tests.worlds.world import FaultWorld
@@ -138,3 +142,15 @@ def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_
 def test_a_leap_may_be_of_any_length(seed: int) -> None:
     runs = [played(tight(seed), most)[0] for most in (2, 5, 1000)]
     assert runs[0] == runs[1] == runs[2]
+
+
+@pytest.mark.quick
+def test_each_pass_of_a_leap_attends_to_one_token_more_of_every_sequence() -> None:
+    trace = Trace([TraceRequest(0.0, 2_000 * number, 300, [number]) for number in (1, 2, 3)])
+    times_s = []
+    for most in (1, 64):
+        world = World(cluster("1P1D").setting(TraceSource(trace), 1), most_passes=most)
+        world.run()
+        times_s.append([at for one in world.records for at in one.token_times_s])
+    assert len(times_s[0]) == 900
+    assert times_s[0] == pytest.approx(times_s[1], rel=1e-9)

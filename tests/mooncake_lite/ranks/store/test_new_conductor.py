@@ -1,4 +1,4 @@
-"""A store rank and a new conductor: what it finishes, drops and tells."""
+"""A store rank and its conductor, a new one too: what it finishes, drops, tells and counts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.ranks.store.loop import COPY_WAIT_S, IDLE_WAIT_S, StoreRole
@@ -34,7 +35,7 @@ class Rank:
             local=np.zeros(4 * SMALL.nbytes, np.uint8), submit=self.submit, serving_bytes=0,
             mark_lost=lambda rank, reason: self.lost.append(rank), **{name: {} for name in names},
         )  # fmt: skip
-        self.ends = False
+        self.ends, self.failures = False, dict[int, str]()
         tier = HDF5Tier(folder, 1 << 26, SMALL, FINGERPRINT)
         tier.append(7, digest_of(7), SMALL.checksums(block_of(7)), block_of(7), now=0.0)
         tier.seal()
@@ -46,7 +47,7 @@ class Rank:
         self.role.announce()
 
     def submit(self, transfers: Sequence[Any]) -> Any:
-        return SimpleNamespace(poll=lambda: self.ends, failures={}, may_still_land=set())
+        return SimpleNamespace(poll=lambda: self.ends, failures=self.failures, may_still_land=set())
 
     def receive(self, wait_s: float) -> list[Any]:
         self.waits.append(wait_s)
@@ -180,3 +181,26 @@ def test_the_tier_is_compacted_when_the_conductor_wants_it(
     wanted: list[bool] = []
     monkeypatch.setattr(rank.role._writer, "compact", lambda: wanted.append(True))
     assert (rank.hear(m.CompactTier(3)), wanted) == ([], [True])
+
+
+def test_a_new_conductor_does_not_hear_of_blocks_that_were_removed(rank: Rank) -> None:
+    rank.hear(m.HoldBlocks(3, [held(1, 3), held(2, 3)]), m.RemoveBlocks(3, [1]))
+    rank.signs.term = 2
+    assert [one.blocks for one in rank.hear() if isinstance(one, m.Inventory)] == [[held(2, 3)]]
+
+
+def test_bytes_of_a_copy_that_failed_are_not_counted(rank: Rank) -> None:
+    refs = [m.BlockRef(number, 3, number * SMALL.nbytes, SMALL.nbytes) for number in range(3)]
+    rank.ends, rank.failures = True, {1: "connection reset"}
+    (copied,) = rank.hear(m.CopyBlocks(3, 1, [replace(ref, rank=4) for ref in refs], refs))
+    assert [bool(sums) for sums in copied.checksums] == [True, False, True]
+    assert rank.role._values()["copied_bytes_total"] == 2 * SMALL.nbytes
+
+
+def test_blocks_that_the_tier_could_not_read_are_counted(rank: Rank) -> None:
+    keys, refs = [7, 8, 9], [m.BlockRef(n, 3, n * SMALL.nbytes, SMALL.nbytes) for n in range(3)]
+    rank.read.set()
+    rank.hear(m.LoadBlocks(3, 1, keys, [digest_of(key) for key in keys], refs))
+    assert wait_until(lambda: rank.role._outbox or rank.told)
+    assert [one.ok for one in rank.told or rank.hear()] == [[True, False, False]]
+    assert rank.role._values()["tier_blocks_bad_total"] == 2
