@@ -246,3 +246,18 @@ def test_what_is_read_is_compared_where_a_place_has_a_check() -> None:
     (ended,) = rank.runner.run(Step(1.0)).halves
     assert ended.problem
     assert (ended.may_still_land, list(ended.bad)) == (False, [bad])
+
+
+def test_blocks_move_from_the_begin_of_their_copy_to_the_end_of_their_transfer() -> None:
+    rank, copies = Rank(), threading.Event()
+    copied = rank.engine.store_blocks
+    rank.engine.store_blocks = lambda pages, out: copies.wait(10) and copied(pages, out)
+    assert not rank.runner.is_moving
+    rank.runner.run(Step(0.0, writes=(WriteGroup(0, (4, 6), refs(2), ("a", 0), 0),)))
+    assert rank.runner.is_moving
+    copies.set()
+    batch = rank.first_batch()
+    assert rank.runner.is_moving
+    batch.over = True
+    rank.runner.run(Step(1.0))
+    assert not rank.runner.is_moving

@@ -12,7 +12,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.simulator.bytes import Bytes
 from mooncake_lite.simulator.clock import Action, Clock
-from mooncake_lite.simulator.store_rank import SEAL_BLOCKS, StoreModel
+from mooncake_lite.simulator.store_rank import SEAL_BLOCKS, SEAL_S, StoreModel
 from store.objects import BlockRef
 
 pytestmark = pytest.mark.quick
@@ -59,3 +59,28 @@ def test_all_blocks_of_an_order_go_over_the_disk_but_those_that_wait_for_it_alre
     rank.on(save(range(5)))
     assert world.saved == [3 * NBYTES, 2 * NBYTES]
     assert world.told == [ev.BlocksSaved(3, 0, [0, 1, 2], "dropped")]
+
+
+def saved(world: Any, state: str) -> list[list[int]]:
+    """The keys that the rank has told of, in this state."""
+    return [one.keys for one in world.told if isinstance(one, ev.BlocksSaved) and one.state == state]
+
+
+def test_a_file_that_does_not_fill_is_sealed_after_a_while_each_time() -> None:
+    world: Any = Surroundings()
+    rank = StoreModel(3, 9, world)
+    for key in (1, 2):
+        rank.on(save(range(key, key + 1)))
+        assert world.clock.step()
+        assert (saved(world, "durable")[-1], world.clock.now) == ([key], key * SEAL_S)
+
+
+def test_a_removed_block_is_not_read_any_more() -> None:
+    world: Any = Surroundings()
+    world.hardware.load = lambda rank, nbytes, done: done()
+    rank, order = StoreModel(3, 9, world), save(range(SEAL_BLOCKS))
+    rank.on(order)
+    rank.on(fx.RemoveBlocks(3, [1]))
+    assert world.clock.step()
+    rank.on(fx.LoadBlocks(3, 1, order.keys, order.digests, order.refs))
+    assert world.told[-1].ok == [True, False, True, True]
