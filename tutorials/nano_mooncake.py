@@ -173,7 +173,7 @@ class Store(threading.Thread):
 
 
 class Rank(Store):
-    """A thread that also computes prompts and answers: see mooncake_lite/ranks/computing/connections.py."""
+    """A thread that also computes prompts and answers: see mooncake_lite/ranks/computing/loop.py."""
 
     def prefill(self, request, fetch, decode) -> None:
         """Reuse blocks, compute the other tokens, pass all on: see scheduler/instance/planner.py."""

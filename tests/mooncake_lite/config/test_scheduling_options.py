@@ -10,7 +10,7 @@ import pytest
 from mooncake_lite.cli import main
 from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.control import Control, ControlConfig
+from mooncake_lite.control import ControlConfig
 from mooncake_lite.serve_command import build_config
 from scheduler.admission import ADMISSIONS, DEFAULT
 from scheduler.placement.kvcache_centric import THRESHOLD, KVCacheCentric
@@ -97,7 +97,7 @@ def test_the_default_has_the_best_measured_goodput_of_the_forms_that_every_mode_
 def test_the_balancing_threshold_goes_from_flag_and_file_to_the_policy(tmp_path: Path) -> None:
     def policy(config: ServeConfig) -> KVCacheCentric:
         layout = BlockLayout(2, 1, 64, 8, 4)
-        found = Control(control_config(config, layout, [0] * config.ranks)).policy
+        found = control_config(config, layout, [0] * config.ranks).placement
         assert isinstance(found, KVCacheCentric)
         return found
 

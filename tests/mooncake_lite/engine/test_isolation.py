@@ -32,7 +32,7 @@ class Engine(Pages):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(LAYOUT)
         self.fails: Callable[[Sequence[int]], Exception | None] = lambda ids: None
         self.passes: list[list[str]] = []
         self.broken: Exception | None = None
@@ -173,7 +173,7 @@ class Rank:
     def __init__(self) -> None:
         self.engine: Any = Engine()
         self.engine.fails = poisoned
-        self.pool: Any = Pool()
+        self.pool: Any = Pool(LAYOUT)
         self.staging = StagingBlocks(np.zeros(8 * LAYOUT.nbytes, np.uint8), LAYOUT, self.engine)
         self.runner = Runner(self.engine, self.staging, self.pool)
 

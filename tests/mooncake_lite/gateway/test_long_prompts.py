@@ -435,3 +435,4 @@ def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(
     assert reply.result().status_code == 503
     assert reply.result().json()["error"]["message"].startswith("the service is stopping")
     assert_ends(child)
+    assert gateway.finish() == (0, "")
