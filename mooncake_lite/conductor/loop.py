@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mooncake_lite import messages as m
@@ -112,8 +112,10 @@ class ConductorRole:
         if isinstance(message, m.StewardHello):
             self._send(self.machine.on(peer, message, self._clock()))
 
-    def _send(self, sent: Iterable[Sent]) -> None:
+    def _send(self, sent: Sequence[Sent]) -> None:
         """Send what the machine returned, and print what it has to say."""
+        if not sent:
+            return  # as after most ticks
         carry(self.machine, sent, self._problem_with, self._clock)
         for line in self.machine.notices:
             print(f"mooncake-lite: {line}", file=sys.stderr, flush=True)

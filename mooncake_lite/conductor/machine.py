@@ -237,7 +237,8 @@ class Conductor:
 
     def _is_impostor(self, peer: str, event: Any) -> bool:
         """Tell whether a message names another rank than its sender. The steward tells of losses."""
-        is_other = self._numbers.get(peer.partition(" ")[0]) != event.rank
+        rank = self._numbers.get(peer)
+        is_other = (self._numbers.get(peer.partition(" ")[0]) if rank is None else rank) != event.rank
         return is_other and not (peer == STEWARD and isinstance(event, ev.RankLost))
 
     def _keep(self, message: m.Message) -> None:
