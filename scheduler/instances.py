@@ -88,10 +88,12 @@ class PrefillInstance:
 class DecodeInstance:
     """One instance that decodes.
 
-    free      slots that no request has
-    taken     request placed on it -> its slots, one per answer, from `place` until it is forgotten
-    context   tokens that their sequences attend to, half of each predicted answer included
-    row       its row in the columns
+    free             slots that no request has
+    taken            request placed on it -> its slots, one per answer, from `place` until it is forgotten
+    context          tokens that their sequences attend to, half of each predicted answer included
+    coming           of the slots that are taken, those of requests whose prefill has not ended
+    coming_context   of the context, theirs
+    row              its row in the columns
     """
 
     instance: int
@@ -99,12 +101,14 @@ class DecodeInstance:
     free: int
     taken: dict[str, int] = field(default_factory=dict)
     context: float = 0.0
+    coming: int = 0
+    coming_context: float = 0.0
     row: int = 0
 
-    def take(self, request_id: str, slots: int, context: float) -> int:
+    def take(self, request_id: str, slots: int, context: float, *, coming: bool) -> int:
         """Give a request this many slots. Returns how many more than it had.
 
-        context   tokens that each of its sequences attends to
+        context   tokens that each of its sequences attends to; coming: its prefill has not ended
         """
         more = slots - self.taken.get(request_id, 0)
         self.taken[request_id] = slots
@@ -112,7 +116,17 @@ class DecodeInstance:
             del self.taken[request_id]
         self.free -= more
         self.context = self.context + more * context if self.taken else 0.0
+        if coming:
+            self._expect(more, context)
         return more
+
+    def begin(self, request_id: str, context: float) -> None:
+        """Let a request decode whose prefill has ended."""
+        self._expect(-self.taken[request_id], context)
+
+    def _expect(self, slots: int, context: float) -> None:
+        self.coming += slots
+        self.coming_context = self.coming_context + slots * context if self.coming else 0.0
 
     def check(self, placed: Mapping[str, Placed]) -> None:
         """Assert the invariants. placed: every request that has a place."""
@@ -121,6 +135,10 @@ class DecodeInstance:
         assert all(1 <= slots <= placed[name].request.n for name, slots in self.taken.items())
         context = sum(placed[name].request.context * slots for name, slots in self.taken.items())
         assert isclose(self.context, context, abs_tol=1e-3)
+        coming = {name: slots for name, slots in self.taken.items() if not placed[name].decodes}
+        assert self.coming == sum(coming.values())
+        context = sum(placed[name].request.context * slots for name, slots in coming.items())
+        assert isclose(self.coming_context, context, abs_tol=1e-3)
 
 
 @dataclass(slots=True)

@@ -294,9 +294,10 @@ class State:
         prefill = self._prefill_of(request_id)
         self._leave_slot(prefill, placed, now, is_done=True)
         self._look_at(prefill)
+        decode = self.decodes[placed.placement.decode]
         placed.decodes = True
-        slots = self.decodes[placed.placement.decode].taken[request_id]
-        self.decode_load.begins(request_id, slots, now)
+        decode.begin(request_id, placed.request.context)
+        self.decode_load.begins(request_id, decode.taken[request_id], now)
 
     def move(self, request_id: str, decode: int) -> None:
         """Give a request slots of another decode instance instead of those that it has."""
@@ -304,8 +305,8 @@ class State:
         old, new = self.decodes[placed.placement.decode], self.decodes[decode]
         slots = old.taken[request_id]
         assert new.free >= slots, f"decode instance {decode} has no free slot"
-        old.take(request_id, 0, placed.request.context)
-        new.take(request_id, slots, placed.request.context)
+        old.take(request_id, 0, placed.request.context, coming=not placed.decodes)
+        new.take(request_id, slots, placed.request.context, coming=not placed.decodes)
         placed.placement = msgspec.structs.replace(placed.placement, decode=decode)
         self.decode_columns.show(old)
         self.decode_columns.show(new)
@@ -352,7 +353,7 @@ class State:
     def _take_slots(self, decode: DecodeInstance, placed: Placed, slots: int) -> None:
         """Give a request this many slots, more or fewer than it has."""
         name = placed.request.request_id
-        more = decode.take(name, slots, placed.request.context)
+        more = decode.take(name, slots, placed.request.context, coming=not placed.decodes)
         self.held.slots.keep(name, slots)
         self._free_decode_slots -= more
         self.freed_slots += more < 0
@@ -389,9 +390,8 @@ class State:
 
     def decoding(self, instance: int) -> tuple[int, float]:
         """Return the sequences that an instance decodes now, and the tokens that they attend to."""
-        taken = [(self._placed[name], slots) for name, slots in self.decodes[instance].taken.items()]
-        begun = [(slots, slots * placed.request.context) for placed, slots in taken if placed.decodes]
-        return sum(slots for slots, _ in begun), sum(context for _, context in begun)
+        decode = self.decodes[instance]
+        return decode.slots - decode.free - decode.coming, decode.context - decode.coming_context
 
     def __contains__(self, request_id: str) -> bool:
         """Tell whether the request is held or has a place."""
