@@ -68,7 +68,7 @@ class KVEventStream(Observer):
                 self._granted = {name: blocks for name, blocks in self._granted.items() if name[0] != lost}
 
     def _grant(self, order: fx.GrantPuts) -> None:
-        """Note the places that a rank is told of. Without any, it does not report."""
+        """Note the places that a rank is given. A rank that is given none sends no PutsEnded."""
         report = self._asked
         assert isinstance(report.event, m.PutsWanted)
         assert (report.event.rank, report.event.number) == (order.rank, order.number)

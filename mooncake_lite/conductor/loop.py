@@ -17,7 +17,6 @@ from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Facts, Obser
 from mooncake_lite.conductor.predictions import Predictions
 from mooncake_lite.conductor.recording import Recorder
 from mooncake_lite.conductor.timed_choice import TimedChoice
-from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
@@ -28,13 +27,6 @@ from transport.errors import WireError
 
 TICK_S = 0.1
 """Longest wait for a message. It bounds the delay of periodic work; any value works that costs little CPU."""
-
-
-def facts_of(config: ServeConfig, host: str) -> Facts:
-    """Return the facts of a cluster that serves. host: address at which other hosts reach this one."""
-    slots = dict.fromkeys(DUTIES, config.max_num_seqs)
-    slots |= {"prefill": config.max_num_partial_prefills, "store": 0}
-    return Facts(slots, config.enable_prefix_caching, host)
 
 
 class ConductorRole:
@@ -67,9 +59,11 @@ class ConductorRole:
         self._choice = TimedChoice(self.decisions.choose)
         self.control = Control(decides, self._choice)
         observers: list[Observer] = [] if stream is None else [stream]
+        slots = config.max_num_partial_prefills, config.max_num_seqs
         self.machine = Conductor(
-            facts_of(config, host), self.control, decide=self._decide, decided_s=self._choice.seconds,
-            watch=self._watch, channel=hub.counters.as_dict, observers=observers,
+            Facts(*slots, config.enable_prefix_caching, host), self.control, decide=self._decide,
+            decided_s=self._choice.seconds, watch=self._watch, channel=hub.counters.as_dict,
+            observers=observers,
         )  # fmt: skip
         observers.append(Predictions(self.control.state.costs, self.machine.metrics.observe_prediction))
         self._own: dict[type, Callable[[str, Any], None]] = {m.Explain: self._explain}

@@ -37,7 +37,7 @@ SHOWN_RANKS = 16
 """Missing ranks that a gateway names, at most."""
 
 NOTHING_SENT = (fx.Moved, BlockStored, BlockRemoved)
-"""Effects that nobody is told; `watch` and observers see them."""
+"""Effects that become no message. `watch` and the observers see them."""
 
 
 OfRank = (ev.RankEvent, m.RankHello, m.Degraded, m.RankStats)
@@ -47,12 +47,13 @@ OfRank = (ev.RankEvent, m.RankHello, m.Degraded, m.RankStats)
 class Facts(msgspec.Struct, frozen=True):
     """What a conductor knows of its cluster besides the configuration of its control plane.
 
-    slots   role -> prompts or sequences that a rank computes at once
-    reuse   prefixes are reused at all
-    host    address at which other hosts reach this one; "" on one host
+    prompts, sequences   that a rank computes, and decodes, at once
+    reuse                prefixes are reused at all
+    host                 address at which other hosts reach this one; "" on one host
     """
 
-    slots: dict[str, int]
+    prompts: int
+    sequences: int
     reuse: bool = True
     host: str = ""
 
@@ -105,7 +106,7 @@ class Conductor:
     stop       how the cluster ends; None while it goes on
     wake_at    when `tick` is to be called: seconds, of the clock of `now`
     ready      the cluster takes requests
-    notices    lines for the operator that nobody has printed yet
+    notices    lines for the operator, until the driver prints them
     impostors  messages that name another rank, or role, than the one that sent them; they change nothing
     """
 
@@ -139,7 +140,7 @@ class Conductor:
         self.impostors = 0
         self._answers = PoolAnswers(control.directory, self._config.roles)
         self._ranks = [f"rank-{rank}" for rank in range(len(self._config.roles))]
-        self._numbers = {name: rank for rank, name in enumerate(self._ranks)}
+        self._numbers = {name: rank for rank, name in enumerate(self._ranks) if rank}
         self.leaving: list[Sent] = []
         self._for_steward: list[m.Message] = []
         for one in self._config.lost:
@@ -184,7 +185,7 @@ class Conductor:
 
     def tick(self, now: float) -> list[Sent]:
         """Do what is due by now, and tell gateways of mechanisms that never work."""
-        if now >= self.wake_at and self.stop is None:
+        if now >= self.wake_at:
             self.wake_at = inf
             self._apply(ev.Tick(), None, now)
         if self.gateways.set_broken(self.control.mechanisms.broken):
@@ -290,9 +291,10 @@ class Conductor:
             self.gateways.add_compute_rank(hello.rank)
         for rank, reason in lost.items():
             self._send(peer, m.MarkLost(rank, reason))
+        slots = {"prefill": self._facts.prompts, "store": 0}.get(hello.role, self._facts.sequences)
         return ev.RankJoined(
-            hello.rank, hello.epoch, hello.rank, DUTIES[hello.role], hello.node,
-            self._facts.slots[hello.role], hello.segment_bytes, hello.tier,
+            hello.rank, hello.epoch, hello.rank, DUTIES[hello.role], hello.node, slots,
+            hello.segment_bytes, hello.tier,
         )  # fmt: skip
 
     def _tell_readiness(self, effect: fx.Readiness) -> None:

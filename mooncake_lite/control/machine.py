@@ -60,9 +60,8 @@ class Control:
         self._pool = Pool(books)
         self.requests = Requests(books)
         admission = ADMISSIONS[config.admission]()
-        self.dispatcher = Dispatcher(
-            books, choose or partial(best_place, config.placement), admission, self.requests
-        )
+        choose = choose or partial(best_place, config.placement)
+        self.dispatcher = Dispatcher(books, choose, admission, self.requests)
         self._puts = Puts(books, self.requests, self.dispatcher.room, self._pool)
         self._commands = Commands(books)
         self._losses = Losses(books, self.requests, self.dispatcher)

@@ -101,7 +101,7 @@ class DrawnHardware:
         self._clock.after(self._dice.random(), done)
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return nothing: nobody asks."""
+        """Return nothing: no experiment has this hardware."""
         return {}
 
     def count(self, load: PassLoad, passes: int) -> None:

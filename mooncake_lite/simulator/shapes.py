@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from mooncake_lite.conductor.machine import Facts
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.messages import RankHello
@@ -102,11 +101,6 @@ class Shape:
     def segment_bytes(self, rank: int) -> int:
         """Return the bytes that a rank lends."""
         return self.segments[rank] * padded_size(self.layout.nbytes)
-
-    @property
-    def facts(self) -> Facts:
-        """Return what the conductor knows of its ranks besides its configuration."""
-        return Facts(dict.fromkeys(DUTIES, self.slots) | {"prefill": self.prompts, "store": 0})
 
     def hello(self, rank: int, epoch: int = 0) -> RankHello:
         """Return what a rank says when it is ready. epoch: number of the conductor."""

@@ -10,7 +10,6 @@ from random import Random
 from typing import Protocol
 
 from mooncake_lite import messages as m
-from mooncake_lite.control import effects as fx
 from mooncake_lite.simulator.bytes import Bytes
 from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.hardware import Hardware
@@ -38,10 +37,6 @@ class Surroundings(Protocol):
     @property
     def ready(self) -> bool:
         """Return whether the conductor takes requests."""
-
-    @property
-    def stopped(self) -> fx.Stop | None:
-        """Return how the cluster ends; None while it goes on."""
 
     def skip(self, draws: int) -> None:
         """Take draws of the dice that decide nothing."""

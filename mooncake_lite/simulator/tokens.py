@@ -1,4 +1,4 @@
-"""Tokens of simulated requests: nobody looks at one. A prompt is a length and a list of keys.
+"""Tokens of simulated requests. They have no values: a prompt is a length and a list of keys.
 
 Used by the workloads and by `world.py`. Explained in docs/explain/simulator.md.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Opaque(Sequence[int]):
-    """So many tokens at which nobody looks. Slices and copies cost the same for every length.
+    """So many tokens without values. Slices and copies cost the same for every length.
 
     keys    of the full blocks of the whole text, from its first token on
     start   of these tokens in the text

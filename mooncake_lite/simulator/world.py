@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mooncake_lite import messages as m
-from mooncake_lite.conductor.machine import STEWARD, Conductor, OfRank, Sent, carry
+from mooncake_lite.conductor.machine import STEWARD, Conductor, Facts, OfRank, Sent, carry
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -48,7 +48,7 @@ MOST_PASSES = 120
 MAX_LEN = 1 << 40
 """Tokens of prompt and answer: the clients keep to their limits."""
 
-Observer = Callable[[ev.Event, float, Sequence[fx.Effect]], None]
+Observe = Callable[[ev.Event, float, Sequence[fx.Effect]], None]
 
 
 class World(Post):
@@ -60,7 +60,7 @@ class World(Post):
     """
 
     def __init__(
-        self, setting: Setting, *, observe: Observer | None = None, most_passes: int = MOST_PASSES
+        self, setting: Setting, *, observe: Observe | None = None, most_passes: int = MOST_PASSES
     ) -> None:
         """
         observe       called with each event, its time and its effects
@@ -80,9 +80,7 @@ class World(Post):
         self.begin_conductor(self.shape.config)
         self._make_seams(setting)
         roles = enumerate(self.shape.config.roles)
-        self.ranks: dict[int, Any] = {
-            rank: self._model(rank, role, most_passes) for rank, role in roles if rank
-        }
+        self.ranks = {rank: self._model(rank, role, most_passes) for rank, role in roles if rank}
 
     def _make_seams(self, setting: Setting) -> None:
         """Make what another kind of world has in a form of its own. See Post for the rest of it."""
@@ -96,9 +94,8 @@ class World(Post):
             return StoreModel(rank, self.shape.tier_blocks, self)
         if role == "stage":
             return StageModel(rank, self)
-        machine = ComputingRank(
-            self.shape.hello(rank), self.shape.rank_state(rank, opaque_key), MAX_LEN, opaque_digest
-        )
+        state = self.shape.rank_state(rank, opaque_key)
+        machine = ComputingRank(self.shape.hello(rank), state, MAX_LEN, opaque_digest)
         return SimulatedRank(machine, VirtualRunner, self, most)
 
     # ------------------------------------------------------------------------------ a run
@@ -147,7 +144,8 @@ class World(Post):
     def begin_conductor(self, config: ControlConfig) -> None:
         """Begin a conductor that knows nothing but its configuration."""
         self.control = Control(config)
-        self.conductor = Conductor(self.shape.facts, self.control, decide=self._decide, watch=self._watch)
+        facts = Facts(self.shape.prompts, self.shape.slots)
+        self.conductor = Conductor(facts, self.control, decide=self._decide, watch=self._watch)
         self._alarm_s = inf
 
     @property

@@ -168,7 +168,7 @@ class FaultyClients(Clients):
             world.tell(m.StopRequested("asked to", 2.0))
         elif rank:
             world.kill(rank, ended=random.random() >= world.faults.unreachable)
-        elif world.ready:  # its clients' connections break, and nobody waits for their answers
+        elif world.ready:  # its clients' connections break, and they no longer want their answers
             world.from_clients(ev.GatewayLost(self.gateway, "died"))
             self.gateway = f"gateway-{int(self.gateway.partition('-')[2]) + 1}"
             world.from_clients(self.hello)

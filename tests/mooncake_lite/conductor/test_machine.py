@@ -6,8 +6,7 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.gateways import Gateways
-from mooncake_lite.conductor.loop import facts_of
-from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Sent, carry
+from mooncake_lite.conductor.machine import UNREACHABLE, Conductor, Facts, Sent, carry
 from mooncake_lite.conductor.settings import control_config
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control
@@ -25,7 +24,7 @@ LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
 def conductor(ready: bool = True) -> Conductor:
     """Rank 1 prefills, rank 2 decodes, ranks 3 and 4 store 32 blocks each. ready: all have joined."""
     config = ServeConfig(block_size=BLOCK, overlap_transfers=False, store=2)
-    machine = Conductor(facts_of(config, ""), Control(control_config(config, LAYOUT, [0] * 5)))
+    machine = Conductor(Facts(1, 32), Control(control_config(config, LAYOUT, [0] * 5)))
     machine.on("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]), 0.0)
     for rank, role in ((1, "prefill"), (2, "decode"), (4, "store"), (3, "store"))[: 4 if ready else 3]:
         machine.on(f"rank-{rank}", m.RankHello(rank, role, 0, 32 * LAYOUT.nbytes * (rank > 2)), 0.0)
@@ -44,6 +43,7 @@ def test_it_is_ready_when_all_ranks_and_a_gateway_have_joined() -> None:
         ("rank-3", m.RankHello(3, "no such role", 0)),
         ("rank-2", m.RankHello(3, "store", 0, 64)),
         ("rank-9", m.RankHello(9, "store", 0, 64)),
+        ("rank-0", m.RankHello(0, "steward", 0)),
     ],
 )
 def test_a_rank_that_says_it_is_another_does_not_join(peer: str, hello: m.RankHello) -> None:
@@ -118,7 +118,7 @@ def test_it_asks_to_be_woken_and_does_nothing_before() -> None:
 
 def test_a_large_cluster_that_starts_names_some_of_the_ranks_that_it_waits_for() -> None:
     config = ServeConfig(block_size=BLOCK, decode=30)
-    machine = Conductor(facts_of(config, ""), Control(control_config(config, LAYOUT, [0] * 33)))
+    machine = Conductor(Facts(1, 32), Control(control_config(config, LAYOUT, [0] * 33)))
     *_, told = machine.on("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]), 0.0)
     status = machine.gateways.status
     assert isinstance(told.message, m.Readiness)
@@ -145,7 +145,7 @@ def test_a_rank_that_joins_a_new_conductor_is_told_which_ranks_are_lost() -> Non
     config = ServeConfig(block_size=BLOCK, prefill=2)
     lost = [ev.RankLost(2, 0, "died: its process 5 ended")]
     decides = control_config(config, LAYOUT, [0] * 5, term=1, lost=lost)
-    machine = Conductor(facts_of(config, ""), Control(decides))
+    machine = Conductor(Facts(1, 32), Control(decides))
     told = machine.on("rank-1", m.RankHello(1, "prefill", 0, epoch=1), 0.0)
     assert Sent("rank-1", m.MarkLost(2, "rank 2 (prefill) died: its process 5 ended")) in told
 
@@ -153,9 +153,7 @@ def test_a_rank_that_joins_a_new_conductor_is_told_which_ranks_are_lost() -> Non
 def test_a_lost_rank_that_comes_to_a_new_conductor_is_told_to_end() -> None:
     config = ServeConfig(block_size=BLOCK, prefill=2)
     lost = [ev.RankLost(2, 0, "was silent for 9 s", ended=False)]
-    machine = Conductor(
-        facts_of(config, ""), Control(control_config(config, LAYOUT, [0] * 5, term=1, lost=lost))
-    )
+    machine = Conductor(Facts(1, 32), Control(control_config(config, LAYOUT, [0] * 5, term=1, lost=lost)))
     told = machine.on("rank-2", m.RankHello(2, "prefill", 0, epoch=1), 0.0)
     assert told == [Sent("rank-2", m.Stop("rank 2 (prefill) was silent for 9 s", 0.0, True))]
     machine.on("gateway-0", m.GatewayHello("gateway-0", ["ipc://tokens"]), 0.0)

@@ -206,7 +206,7 @@ def test_nothing_of_a_try_that_has_ended_is_left_in_the_next_one(how: str) -> No
         plane.prefilled(job)
         plane.on(ev.DecodeLoaded(2, 0, "a", 1))
     if how == "preempted":
-        plane.control.dispatcher.learning = "nobody begins"
+        plane.control.dispatcher.learning = "no request starts yet"
         plane.on(ev.Preempted(2, 0, "a", 1, 200, [1, 2, 3], [1, 2, 3]))
     if how == "does not fit":
         record = plane.control.requests["b"]
