@@ -20,9 +20,10 @@ from typing import Any
 _OUR_FOLDER = "kernels-"
 HELPERS = (
     *("attention_plain.py", "linear_blocks.py", "linear_blocks_fixed.py", "linear_vectors.py", "numerics.py"),
-    *("register_blocks.py", "runtime.py", "streaming.py", "vectors.py", "vectors_codes.py", "words.py"),
+    *("register_blocks.py", "row_kernels.py", "runtime.py", "streaming.py", "vectors.py", "vectors_codes.py"),
+    "words.py",
 )
-"""Files whose functions are compiled into the kernels of other files."""
+"""Files whose functions or constants are compiled into the kernels of other files."""
 
 
 def _helpers_digest() -> str:
