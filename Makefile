@@ -38,12 +38,13 @@ help:
 	@echo "make clean   remove .venv, caches and results; pulled models stay (mooncake-lite cache clear)"
 
 # The stamp is newer than everything that decides about the installation. The choice of torch is part of
-# it: its file changes only when the variable does.
+# it: its file changes only when the variable does. Python compiles what is imported; all of torch would take
+# half a minute.
 $(STAMP): pyproject.toml constraints.txt Makefile $(VENV)/.torch
 	@$(PIP) install --quiet --upgrade pip
 	@echo "installing $(TORCH)"
-	@$(PIP) install '$(TORCH)'
-	@$(PIP) install -c constraints.txt -e '.[test,gpu]'
+	@$(PIP) install --no-compile '$(TORCH)'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[test,gpu]'
 	@touch $@
 
 $(VENV)/.torch: FORCE | $(BIN)/python
@@ -70,15 +71,18 @@ venv: $(STAMP)
 demo: $(STAMP)
 	@$(BIN)/mooncake-lite demo
 
-# First two files at a time, the longest ones first, as tests/conftest.py deals them out. Then, one after the
-# other, what is marked `cluster`: tests that watch what processes do within seconds, or that need most of the
-# machine.
+# First three files at a time, the longest ones first, as tests/conftest.py deals them out: many tests wait more
+# than they compute. Then, two at a time, what is marked `cluster`: tests that watch what processes do within
+# seconds, or that need most of the machine. tests/counting.py adds what both have started, and has limits.
 # pytest ends with 5 when it collects nothing: a failure, unless PYTEST_ARGS chose from one part.
 test: $(STAMP)
 	@set +e; \
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
-	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS); second=$$?; \
-	case "$$first $$second" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac
+	export TEST_COUNTS="$$(mktemp -d)"; trap 'rm -rf "$$TEST_COUNTS"' EXIT; \
+	run=('$(BIN)/python' -m pytest -p tests.counting --no-loadscope-reorder); \
+	"$${run[@]}" -n 3 -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
+	"$${run[@]}" -n 2 -m cluster $(PYTEST_ARGS); second=$$?; \
+	case "$$first $$second" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac; \
+	$(BIN)/python -m tests.counting "$$TEST_COUNTS"
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .

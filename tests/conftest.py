@@ -27,14 +27,19 @@ settings.load_profile("tests")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
 
-if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"):  # two workers choose no port twice
-    cluster.FIRST_PORT, cluster.PORTS = 20_000 + 6_000 * (int(worker) % 2), 6_000
+if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix(
+    "gw"
+):  # no two of four choose the same port
+    cluster.FIRST_PORT, cluster.PORTS = 20_000 + 3_000 * (int(worker) % 4), 3_000
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPREAD = ("tests/kernels_numba/test_cuda.py", "tests/tutorials/test_tutorials.py")
 """Files whose tests have nothing in common but a parameter: workers share them, a parameter at a time."""
+
+TOGETHER = ("test_drawn.py", "test_lm_eval.py", "test_recording.py", "test_serving.py")
+"""Files in tests/cluster that ask one cluster, the fixture `serving`: one worker takes them all."""
 
 LONG = (
     "tests/mooncake_lite/model/test_model_forward.py",
@@ -95,10 +100,12 @@ def soak(request: pytest.FixtureRequest) -> int:
 
 
 class ByFile(LoadScopeScheduling):
-    """Gives a worker a whole file at a time, but for files that are SPREAD."""
+    """Gives a worker a whole file at a time, but for files that are SPREAD, and those that go TOGETHER."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
+        if file.startswith("tests/cluster/") and file.endswith(TOGETHER):
+            return "tests/cluster"
         return file + test.partition("[")[2] if file in SPREAD else file
 
 

@@ -1,0 +1,109 @@
+"""Counts what the tests start, and the CPU seconds of all their processes. `make test` asserts the counts.
+
+    python -m pytest -p tests.counting ...      counts, says what it counted, and leaves it in $TEST_COUNTS
+    python -m tests.counting FOLDER             adds what several runs have left; exit code 1 above a limit
+
+A plugin of pytest. Python tells it of every child that a process of pytest starts. Whatever these start in
+turn is only seen in their CPU seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VARIABLE = "TEST_COUNTS"
+"""Names the folder for the counts of a run, in the environment."""
+
+KINDS = {
+    "clusters": re.compile(r"mooncake[-_]lite\S* serve\b"),
+    "mpirun jobs of their own": re.compile(r"\bmpirun -n\b"),
+    "gateway processes": re.compile(r"mooncake_lite\.gateway\b"),
+    "lab interpreters": re.compile(r"mooncake_lite\.labs\.plugin|labs/confine\.py|lab\d\d/\w+\.py"),
+}
+"""What is counted -> what its command line looks like."""
+
+LIMITS = {"clusters": 40, "gateway processes": 30, "lab interpreters": 20}
+"""The most that one `make test` may start."""
+
+SOAK = "only soak"
+CPU = "CPU seconds"
+
+_counts: Counter[str] = Counter()
+_of_workers: Counter[str] = Counter()
+
+
+def kind_of(command: str) -> str:
+    """Return what a command line starts; "" for what is not counted."""
+    return next((kind for kind, pattern in KINDS.items() if pattern.search(command)), "")
+
+
+def _started(event: str, args: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and (kind := kind_of(" ".join(map(str, args[1])))):
+        _counts[kind] += 1
+
+
+def pytest_configure() -> None:
+    """Begin to count, in each process of pytest."""
+    sys.addaudithook(_started)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count tests that are skipped because only `make soak` runs them; workers leave that to their parent."""
+    if report.skipped and "make soak" in str(report.longrepr):
+        _of_workers[SOAK] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells its parent what it has counted."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["counts"] = dict(_counted())
+
+
+def pytest_testnodedown(node: Any) -> None:
+    """The parent adds what a worker has told."""
+    _of_workers.update(getattr(node, "workeroutput", {}).get("counts", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was counted, and leave it for the sum."""
+    if hasattr(terminalreporter.config, "workeroutput"):
+        return
+    counts = _counted() + _of_workers
+    terminalreporter.write_line(_said(counts))
+    if folder := os.environ.get(VARIABLE):
+        (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(counts))
+
+
+def _counted() -> Counter[str]:
+    """Count this process, and all children that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return _counts + Counter({CPU: round(sum(one.ru_utime + one.ru_stime for one in used))})
+
+
+def _said(counts: Counter[str]) -> str:
+    return "counted: " + ", ".join(f"{name} {counts[name]}" for name in (*KINDS, SOAK, CPU))
+
+
+def main(folder: Path) -> int:
+    """Add the counts of a folder, and compare them with their limits."""
+    total = sum((Counter(json.loads(path.read_text())) for path in folder.glob("*.json")), Counter())
+    print("all runs,", _said(total))
+    above = [
+        f"{name}: {total[name]}, at most {limit}" for name, limit in LIMITS.items() if total[name] > limit
+    ]
+    for line in above:
+        print(f"more was started than one run of the tests may start: {line}", file=sys.stderr)
+    return bool(above)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
