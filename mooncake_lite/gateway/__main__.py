@@ -79,8 +79,19 @@ def view_of(settings: Settings, on_stop: Callable[[str, float], None]) -> Cluste
     return cluster
 
 
-async def serve(settings: Settings, door: Door) -> None:
-    """Serve until told to stop. Raises UserError when a socket cannot be opened."""
+def end_on_signals(end: Callable[[], None]) -> None:
+    """Call `end` in the running loop at each SIGTERM or SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+
+
+async def serve(settings: Settings, when_told: Callable[[Callable[[], None]], None]) -> None:
+    """Serve until told to stop. Raises UserError when a socket cannot be opened.
+
+    when_told   is given what begins the end, to be called in this loop: end_on_signals, in a process
+    """
+    origins = parse_origins(settings.config.allowed_origins)
+    door = Door(listen(settings.config.host, settings.config.port), settings.limits.connections, origins)
     stopped = asyncio.Event()
     goodbye_s = GOODBYE_S
 
@@ -98,15 +109,9 @@ async def serve(settings: Settings, door: Door) -> None:
 
     endings: list[asyncio.Task[None]] = []
 
-    def on_signal() -> None:
-        endings.append(asyncio.create_task(end()))
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    when_told(lambda: endings.append(asyncio.create_task(end())))
     prompts = Prompts(settings, load_tokenizer(settings.model_folder))
     app = Endpoints(settings, cluster, prompts).app()
-    origins = parse_origins(settings.config.allowed_origins)
     config = uvicorn.Config(
         app,
         http=connection_type(settings.limits.header_timeout_s, settings.limits.write_timeout_s, origins),
@@ -148,9 +153,7 @@ def run(run_dir: Path) -> None:
     settings = read_settings(run_dir)
     if not follow_parent(settings.parent_pid or os.getppid()):
         return
-    listener = listen(settings.config.host, settings.config.port)
-    door = Door(listener, settings.limits.connections, parse_origins(settings.config.allowed_origins))
-    asyncio.run(serve(settings, door))
+    asyncio.run(serve(settings, end_on_signals))
 
 
 if __name__ == "__main__":

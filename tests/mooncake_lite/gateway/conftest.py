@@ -1,10 +1,10 @@
-"""One model folder for all tests here, one live gateway for each file that wants one."""
+"""One model folder for all tests here, one live gateway that files share."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,16 @@ import openai
 import pytest
 
 from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, GatewayProcess, make_model_folder
+from tests.mooncake_lite.gateway.fake_cluster import (
+    LIMIT_S,
+    FakeCluster,
+    GatewayProcess,
+    GatewayThread,
+    make_model_folder,
+)
 
-Start = Callable[..., tuple[GatewayProcess, FakeCluster]]
+Start = Callable[..., tuple[GatewayThread, FakeCluster]]
+Spawn = Callable[..., tuple[GatewayProcess, FakeCluster]]
 
 
 @pytest.fixture(scope="session")
@@ -30,18 +37,16 @@ def run_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def start(run_dir: Path, model_folder: Path) -> Iterator[Start]:
-    """Starts a gateway of its own for a test, with the cluster behind it; waits until it is ready."""
+@contextmanager
+def starter(kind: type[Any], run_dir: Path, model_folder: Path) -> Iterator[Callable[..., Any]]:
+    """Starts gateways of a kind, each with a cluster behind it; waits until they are ready."""
     with ExitStack() as stack:
 
-        def begin(
-            limits: dict[str, Any] | None = None, ready: bool = True, **config: Any
-        ) -> tuple[GatewayProcess, FakeCluster]:
+        def begin(limits: dict[str, Any] | None = None, ready: bool = True, **config: Any) -> Any:
             cluster = FakeCluster(run_dir, config.pop("keys", None))
             stack.callback(cluster.close)
-            gateway = GatewayProcess(run_dir, config.pop("model_folder", model_folder), limits, **config)
-            stack.callback(lambda: gateway.process.poll() is None and gateway.close())
+            gateway = kind(run_dir, config.pop("model_folder", model_folder), limits, **config)
+            stack.callback(lambda: gateway.is_alive() and gateway.close())
             if ready:
                 gateway.wait_ready()
             return gateway, cluster
@@ -49,9 +54,27 @@ def start(run_dir: Path, model_folder: Path) -> Iterator[Start]:
         yield begin
 
 
-@pytest.fixture(scope="module")
-def shared(model_folder: Path) -> Iterator[tuple[GatewayProcess, FakeCluster]]:
-    """Every scrape asks the conductor: an answer tells that all that was sent before has arrived."""
+@pytest.fixture
+def start(run_dir: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Start]:
+    """Starts a gateway of its own for a test, in a thread, which must have nothing to complain about."""
+    with starter(GatewayThread, run_dir, model_folder) as begin:
+        yield begin
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def spawn(run_dir: Path, model_folder: Path) -> Iterator[Spawn]:
+    """Starts a gateway of its own for a test, in a process."""
+    with starter(GatewayProcess, run_dir, model_folder) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="package")
+def for_all(model_folder: Path) -> Iterator[tuple[GatewayProcess, FakeCluster]]:
+    """One gateway for all files here, in a process, which must have nothing to complain about.
+
+    Every scrape asks the conductor: an answer tells that all that was sent before has arrived.
+    """
     with tempfile.TemporaryDirectory(prefix="ml-gw-") as folder:
         cluster = FakeCluster(Path(folder))
         gateway = GatewayProcess(Path(folder), model_folder, {"metrics_kept_s": 0.0})
@@ -61,6 +84,13 @@ def shared(model_folder: Path) -> Iterator[tuple[GatewayProcess, FakeCluster]]:
         finally:
             gateway.close()
             cluster.close()
+
+
+@pytest.fixture(scope="module")
+def shared(for_all: tuple[GatewayProcess, FakeCluster]) -> Iterator[tuple[GatewayProcess, FakeCluster]]:
+    """The same; complaints are those of a file."""
+    yield for_all
+    for_all[0].check_quiet()
 
 
 @pytest.fixture

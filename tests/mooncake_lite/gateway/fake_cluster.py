@@ -1,19 +1,23 @@
 """A cluster made of one thread: it speaks the messages of a conductor and of two ranks, from a script.
 
-Used by the tests of this folder, against a real gateway process. Computes nothing: unless told
+Used by the tests of this folder, against real gateways. Computes nothing: unless told
 otherwise, an answer is its own prompt, token by token, the first from rank 1, the others from rank 2.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +27,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.gateway.__main__ import serve
+from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.tools.demo.cluster import free_port
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.wire import Decoder
@@ -130,6 +136,7 @@ class FakeCluster:
         self.behaviour = echo
         self.metrics = []
         self.problem = ""
+        self.pool_answers = []
 
     def tell_gateway(self, message: m.Message) -> None:
         """As the conductor."""
@@ -247,29 +254,25 @@ def rest_of(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-class GatewayProcess:
-    """A real gateway on a free port of loopback, in a run folder; `http` is a client of it.
-
-    descriptors   hard limit of the process; None: that of the tests
-    """
+class Gateway:
+    """A gateway on a free port of loopback, in a run folder; `http` is a client of it."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        model_folder: Path,
-        limits: dict[str, Any] | None = None,
-        descriptors: int | None = None,
-        **config: Any,
+        self, run_dir: Path, model_folder: Path, limits: dict[str, Any] | None = None, **config: Any
     ):
         self.run_dir = run_dir
         self.port = config.setdefault("port", free_port())
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=LIMIT_S)
         write_settings(run_dir, model_folder, limits, **config)
-        command = [sys.executable, "-m", "mooncake_lite.gateway", str(run_dir)]
-        if descriptors is not None:
-            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def is_alive(self) -> bool:
+        """Tell whether it has not ended."""
+        raise NotImplementedError
+
+    def last_words(self) -> str:
+        """What it said when it ended, as far as that is known."""
+        return "the gateway has ended"
 
     def wait_ready(self) -> None:
         """Until /health says 200."""
@@ -279,11 +282,11 @@ class GatewayProcess:
         """Until /health answers with this status; its body."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.process.communicate()[1]
+            assert self.is_alive(), self.last_words()
             try:
                 reply = self.http.get("/health", headers={"Connection": "close"}, timeout=2)
             except httpx.TransportError:
-                time.sleep(POLL_S)  # the starting process needs the core
+                time.sleep(POLL_S)  # the starting gateway needs the core
                 continue
             if reply.status_code == status:
                 return dict(reply.json())
@@ -299,6 +302,70 @@ class GatewayProcess:
             client.sendall(words)
             return rest_of(client)
 
+
+class GatewayThread(Gateway):
+    """A gateway in a thread of the tests, for all that is not about a process.
+
+    What breaks it fails the test, as an exception that its thread did not handle. It complains on the stderr
+    of the tests.
+    """
+
+    def __init__(self, *arguments: Any, **config: Any):
+        super().__init__(*arguments, **config)
+        self._end: Future[Callable[[], object]] = Future()
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        settings = replace(read_settings(self.run_dir), parent_pid=0)
+        asyncio.run(serve(settings, self._begun))
+
+    def _begun(self, end: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: print(context, file=sys.stderr))
+        self._end.set_result(lambda: loop.call_soon_threadsafe(end))
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self) -> None:
+        """Wait for the end."""
+        self.http.close()
+        self._thread.join(LIMIT_S)
+        assert not self.is_alive(), "the gateway does not end"
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        with suppress(RuntimeError):  # its loop has ended by itself
+            self._end.result(LIMIT_S)()
+        self.finish()
+
+
+class GatewayProcess(Gateway):
+    """A real gateway, a process.
+
+    descriptors   hard limit of the process; None: that of the tests
+    """
+
+    def __init__(self, *arguments: Any, descriptors: int | None = None, **config: Any):
+        super().__init__(*arguments, **config)
+        command = [sys.executable, "-m", "mooncake_lite.gateway", str(self.run_dir)]
+        if descriptors is not None:
+            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def last_words(self) -> str:
+        return self.process.communicate()[1]
+
+    def check_quiet(self) -> None:
+        """Insist that it had nothing to complain about so far."""
+        stderr = self.process.stderr
+        said = os.read(stderr.fileno(), 2**16) if select.select([stderr], [], [], 0)[0] else None
+        assert said is None, f"the gateway said {said!r}, or has ended"
+
     def finish(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
         """Wait for the end; (exit code, what it wrote to stderr)."""
         self.http.close()
@@ -312,7 +379,7 @@ class GatewayProcess:
 
     def close(self) -> None:
         """End it, if it has not ended, and insist that it had nothing to complain about."""
-        if self.process.poll() is None:
+        if self.is_alive():
             self.process.terminate()
         code, written = self.finish()
         assert (code, written) == (0, "")

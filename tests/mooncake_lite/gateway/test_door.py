@@ -20,7 +20,7 @@ from mooncake_lite.config.origins import parse_origins
 from mooncake_lite.gateway import door
 from mooncake_lite.gateway.door import Door
 from tests.descriptors import no_descriptor_left
-from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.conftest import Spawn
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, GatewayProcess, echo, first_token_only, rest_of
 from tests.patience import wait_until
 
@@ -47,9 +47,9 @@ def crowd_of(gateway: GatewayProcess, count: int, stack: ExitStack) -> list[sock
 
 @pytest.mark.parametrize("descriptors", [128, 256])
 def test_connections_beyond_the_descriptors_are_refused_in_one_line_and_the_others_go_on(
-    start: Start, descriptors: int
+    spawn: Spawn, descriptors: int
 ) -> None:
-    gateway, cluster = start(descriptors=descriptors)
+    gateway, cluster = spawn(descriptors=descriptors)
     room = descriptors - door.OTHER_DESCRIPTORS + door.UNASKED
     cluster.behaviour = first_token_only
     ask = {"prompt": "hello", "stream": True}
@@ -76,9 +76,9 @@ def test_connections_beyond_the_descriptors_are_refused_in_one_line_and_the_othe
     assert written == f"gateway: {room} connections are open, and more are refused (see ulimit -n)\n"
 
 
-def test_a_client_that_sends_a_body_reads_why_it_is_refused(start: Start) -> None:
+def test_a_client_that_sends_a_body_reads_why_it_is_refused(spawn: Spawn) -> None:
     """urllib reads no answer before it has sent all: a reset would hide the answer."""
-    gateway, _ = start({"connections": 1})
+    gateway, _ = spawn({"connections": 1})
     with ExitStack() as stack:
         crowd_of(gateway, 1 + door.UNASKED, stack)
         request = urllib.request.Request(

@@ -33,7 +33,7 @@ from mooncake_lite.gateway.prompts import MIDDLE_BYTES, SHORT_BYTES, Prompts
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.model.tokenizer import load_tokenizer
-from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.conftest import Spawn, Start
 from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, GatewayProcess, posted, write_settings
 from tests.patience import wait_until
 
@@ -369,8 +369,8 @@ def in_work(gateway: GatewayProcess, path: str, text: str) -> Iterator[tuple[int
         yield child, pool.submit(gateway.http.post, path, json={"prompt": text})
 
 
-def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
-    gateway, _ = start()
+def test_others_are_served_while_a_long_body_is_worked_on(spawn: Spawn) -> None:
+    gateway, _ = spawn()
     with in_work(gateway, "/tokenize", LONG_TEXT) as (child, reply):
         for _ in range(3):
             assert gateway.http.post("/v1/completions", content=BODY, headers=JSON).status_code == 200
@@ -385,8 +385,8 @@ def test_others_are_served_while_a_long_body_is_worked_on(start: Start) -> None:
     assert_ends(child)
 
 
-def test_a_prompt_of_mean_length_does_not_wait_behind_a_very_long_one(start: Start) -> None:
-    gateway, _ = start()
+def test_a_prompt_of_mean_length_does_not_wait_behind_a_very_long_one(spawn: Spawn) -> None:
+    gateway, _ = spawn()
     with in_work(gateway, "/tokenize", "hello world " * (MIDDLE_BYTES // 10)) as (child, reply):
         assert tokenize(gateway, LONG_TEXT)["count"] > 0
         assert not reply.done()
@@ -403,8 +403,8 @@ def test_a_long_body_is_admitted_before_it_is_worked_on_and_gives_its_place_back
     assert len(cluster.all_of(m.Submit)) == 1
 
 
-def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> None:
-    gateway, _ = start()
+def test_the_process_does_not_outlive_a_gateway_that_is_killed(spawn: Spawn) -> None:
+    gateway, _ = spawn()
     tokenize(gateway, LONG_TEXT)
     child = child_of(gateway.process.pid)
     gateway.process.kill()
@@ -412,8 +412,8 @@ def test_the_process_does_not_outlive_a_gateway_that_is_killed(start: Start) -> 
     assert_ends(child)
 
 
-def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(start: Start) -> None:
-    gateway, _ = start()
+def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(spawn: Spawn) -> None:
+    gateway, _ = spawn()
     body = json.dumps({"prompt": LONG_TEXT}).encode()
     with gateway.connect() as client:
         client.sendall(posted("/tokenize", body))
@@ -426,8 +426,8 @@ def test_no_process_stays_of_a_gateway_that_is_killed_when_it_starts_one(start: 
         assert_ends(child.pid)
 
 
-def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(start: Start) -> None:
-    gateway, _ = start()
+def test_a_client_whose_long_body_is_in_work_hears_that_the_service_is_stopping(spawn: Spawn) -> None:
+    gateway, _ = spawn()
     with in_work(gateway, "/v1/completions", LONG_TEXT) as (child, reply):
         assert wait_until(lambda: "open_requests 1.0" in gateway.http.get("/metrics").text, LIMIT_S)
         gateway.process.terminate()

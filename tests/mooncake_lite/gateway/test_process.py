@@ -29,7 +29,7 @@ from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.exposition import GatewayGauges
 from mooncake_lite.gateway.settings import read_settings
 from mooncake_lite.launch.rank_process import RankFile
-from tests.mooncake_lite.gateway.conftest import Start
+from tests.mooncake_lite.gateway.conftest import Spawn, Start
 from tests.mooncake_lite.gateway.fake_cluster import (
     LIMIT_S,
     FakeCluster,
@@ -151,9 +151,9 @@ def test_before_the_first_answer_of_the_conductor_its_metrics_are_infinitely_old
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_flood_of_scrapes_and_the_pings_ask_the_conductor_once_per_kept_time(
-    start: Start, silent: bool
+    spawn: Spawn, silent: bool
 ) -> None:
-    gateway, cluster = start()
+    gateway, cluster = spawn()
 
     def age_s() -> float:
         reply = gateway.http.get("/metrics")
@@ -209,8 +209,8 @@ def test_a_conductor_that_vanishes_ends_open_requests_and_turns_health_503(
         gateway.wait_ready()
 
 
-def test_a_stop_ends_open_requests_with_an_error_and_the_process_within_the_grace(start: Start) -> None:
-    gateway, cluster = start()
+def test_a_stop_ends_open_requests_with_an_error_and_the_process_within_the_grace(spawn: Spawn) -> None:
+    gateway, cluster = spawn()
     cluster.behaviour = first_token_only
     with gateway.http.stream("POST", "/v1/completions", json=BODY) as stream:
         lines = stream.iter_lines()
@@ -223,8 +223,8 @@ def test_a_stop_ends_open_requests_with_an_error_and_the_process_within_the_grac
     assert time.monotonic() - told < patient(3.0)
 
 
-def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start) -> None:
-    gateway, cluster = start()
+def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(spawn: Spawn) -> None:
+    gateway, cluster = spawn()
     cluster.behaviour = lambda cluster, submit: None
     body = json.dumps(BODY).encode()
     with gateway.connect() as client:
@@ -237,8 +237,8 @@ def test_sigterm_ends_a_gateway_quickly_even_beside_an_open_request(start: Start
     cluster.wait_cancelled(submit.request.request_id)
 
 
-def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping(start: Start) -> None:
-    gateway, _ = start()
+def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping(spawn: Spawn) -> None:
+    gateway, _ = spawn()
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     with gateway.connect() as client:
@@ -253,8 +253,8 @@ def test_a_request_whose_body_is_still_coming_hears_that_the_service_is_stopping
     assert gateway.finish() == (0, "")
 
 
-def test_a_client_hears_why_the_gateway_was_told_to_end(start: Start) -> None:
-    gateway, cluster = start()
+def test_a_client_hears_why_the_gateway_was_told_to_end(spawn: Spawn) -> None:
+    gateway, cluster = spawn()
     cluster.behaviour = lambda cluster, submit: None
     why = "rank 2 (decode) died: its process 77 ended"
     body = json.dumps(BODY).encode()
@@ -386,8 +386,8 @@ def test_a_stranger_without_the_key_sends_no_tokens(start: Start) -> None:
     assert reply.json()["choices"][0]["text"] == "hello"
 
 
-def test_a_gateway_without_keys_says_so_and_goes_on(start: Start) -> None:
-    gateway, cluster = start()
+def test_a_gateway_without_keys_says_so_and_goes_on(spawn: Spawn) -> None:
+    gateway, cluster = spawn()
     cluster.forget()
     cluster.tell_gateway(m.OpenTokens("127.0.0.1"))
 
@@ -419,8 +419,8 @@ def test_malformed_messages_are_dropped_and_counted(start: Start, run_dir: Path)
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["before the first text", "in a stream"])
-def test_a_mistake_inside_is_500_for_the_client_and_one_line_for_the_log(start: Start, index: int) -> None:
-    gateway, cluster = start()
+def test_a_mistake_inside_is_500_for_the_client_and_one_line_for_the_log(spawn: Spawn, index: int) -> None:
+    gateway, cluster = spawn()
 
     def nonsense(cluster: FakeCluster, submit: m.Submit) -> None:
         ids = [*submit.body.token_ids[:index], 2**60]
