@@ -26,7 +26,7 @@ VARIABLE = "TEST_COUNTS"
 KINDS = {
     "clusters": re.compile(r"mooncake[-_]lite\S* serve\b"),
     "mpirun jobs of their own": re.compile(r"\bmpirun -n\b"),
-    "gateway processes": re.compile(r"mooncake_lite\.gateway\b"),
+    "gateway processes": re.compile(r"mooncake_lite\.gateway(?: |$)"),
     "lab interpreters": re.compile(r"mooncake_lite\.labs\.plugin|labs/confine\.py|lab\d\d/\w+\.py"),
 }
 """What is counted -> what its command line looks like."""
