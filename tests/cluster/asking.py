@@ -40,6 +40,11 @@ def emulated_texts(prompts: list[list[int]]) -> list[str]:
     return found
 
 
+def full_blocks(prompts: list[list[int]]) -> list[int]:
+    """The tokens of each prompt that lie in full blocks."""
+    return [len(prompt) // 64 * 64 for prompt in prompts]
+
+
 class Busy:
     """Keeps an answer of max_tokens running on a cluster, one after the other, until one fails.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,40 +30,40 @@ COST = ComputeCost(prefill=PassTerms(0.0, 1e-3, 0.0), decode=PassTerms(0.02, 1e-
 TINY = ["--pool-bytes", "64MiB", "--staging-bytes", "1MiB", "--kv-cache-bytes", "64MiB"]
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """It refuses for the time to first token as early rejection does, which the last test has by itself."""
+    home = tmp_path_factory.mktemp("admission")
+    flags = [*emulation.flags(home / "model", COST), *TINY, "--admission", "after-prefill"]
+    flags += ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "1000"]
+    with Cluster(flags, home / "log") as cluster:
+        cluster.wait_ready(patient(START_LIMIT_S))
+        yield cluster
+
+
 def test_a_check_after_prefill_refuses_with_429_before_any_token_and_keeps_what_was_computed(
-    tmp_path: Path,
+    cluster: Cluster,
 ) -> None:
     """arXiv 2407.00079, section 7.2: a refusal after the prefill wastes it."""
-    folder = emulation.model_folder(tmp_path / "model")
-    profile = emulation.profile_file(folder, COST)
-    flags = [str(folder), "--engine", "emulated", "--profile", str(profile), "--admission", "after-prefill"]
-    flags += ["--slo-tpot-ms", "1000", "--prefill", "1", "--decode", "1", "--store", "1", *TINY]
-    with Cluster(flags, tmp_path / "log") as cluster:
-        cluster.wait_ready(patient(START_LIMIT_S))
-        url = f"{cluster.base_url}/v1/completions"
-        body = {"prompt": [5] * 130, "max_tokens": 4, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", url, json=body, headers={"x-slo-tpot-ms": "15"}, timeout=60) as refused:
-            text = refused.read().decode()
-        assert refused.status_code == 429
-        assert int(refused.headers["retry-after"]) >= 1
-        assert refused.headers["content-type"].startswith("application/json"), "no stream has begun"
-        assert "the predicted time between tokens is 21 ms, the limit 15 ms" in text
-        assert '"choices"' not in text
+    url = f"{cluster.base_url}/v1/completions"
+    body = {"prompt": [5] * 130, "max_tokens": 4, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", url, json=body, headers={"x-slo-tpot-ms": "15"}, timeout=60) as refused:
+        text = refused.read().decode()
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["content-type"].startswith("application/json"), "no stream has begun"
+    assert "the predicted time between tokens is 21 ms, the limit 15 ms" in text
+    assert '"choices"' not in text
 
-        served = httpx.post(url, json=body | {"stream": False}, headers={"x-slo-tpot-ms": "40"}, timeout=60)
-        assert served.status_code == 200
-        details = served.json()["usage"]["prompt_tokens_details"]
-        assert details["cached_tokens"] == 128, "two blocks of the first prompt are reused"
+    served = httpx.post(url, json=body | {"stream": False}, headers={"x-slo-tpot-ms": "40"}, timeout=60)
+    assert served.status_code == 200
+    details = served.json()["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] == 128, "two blocks of the first prompt are reused"
 
 
-def test_a_client_that_waits_as_long_as_a_refusal_says_is_served(tmp_path: Path) -> None:
+def test_a_client_that_waits_as_long_as_a_refusal_says_is_served(cluster: Cluster) -> None:
     """A prefill of 3 s runs. The OpenAI client waits for the seconds of Retry-After, and tries once more."""
-    folder = emulation.model_folder(tmp_path / "model")
-    profile = emulation.profile_file(folder, COST)
-    flags = [str(folder), "--engine", "emulated", "--profile", str(profile), "--admission", "early-rejection"]
-    flags += ["--slo-ttft-ms", "60000", "--prefill", "1", "--decode", "1", "--store", "1", *TINY]
-    with Cluster(flags, tmp_path / "log") as cluster, ThreadPoolExecutor(1) as other:
-        cluster.wait_ready(patient(START_LIMIT_S))
+    with ThreadPoolExecutor(1) as other:
         url = f"{cluster.base_url}/v1"
         body = {"prompt": [7] * 3000, "max_tokens": 1}
         long = other.submit(httpx.post, f"{url}/completions", json=body, timeout=60)
@@ -73,7 +74,7 @@ def test_a_client_that_waits_as_long_as_a_refusal_says_is_served(tmp_path: Path)
             def ask(retries: int) -> LegacyAPIResponse[Completion]:
                 completions = client.with_options(max_retries=retries).completions.with_raw_response
                 limit = {"x-slo-ttft-ms": "1000"}
-                return completions.create(model="model", prompt=[5] * 130, max_tokens=4, extra_headers=limit)
+                return completions.create(model="model", prompt=[6] * 130, max_tokens=4, extra_headers=limit)
 
             with pytest.raises(openai.RateLimitError, match="time to first token") as refused:
                 ask(retries=0)

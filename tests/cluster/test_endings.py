@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -31,17 +33,12 @@ COLD_START_LIMIT_S = 90.0
 """What a start may take that has to compile every kernel."""
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One for each test, which ends it. Answers of LONG tokens last some seconds."""
-    flags = [
-        *emulation.flags(tmp_path / "model"),
-        *tiny.SIZES[:-1],
-        str(LONG),
-        "--ssd-dir",
-        str(tmp_path / "tier"),
-    ]
-    with Cluster(flags, tmp_path / "log") as cluster:
+@contextmanager
+def started(home: Path) -> Iterator[Cluster]:
+    """A cluster with an SSD tier that the next one takes over. Answers of LONG tokens last some seconds."""
+    flags = [*emulation.flags(home / "model"), *tiny.SIZES[:-1], str(LONG), "--ssd-dir", str(home / "tier")]
+    flags += ["--eviction", "leaves-first"]  # one that needs to know what each block hangs on
+    with Cluster(flags, home / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         yield cluster
 
@@ -51,34 +48,63 @@ def gone_within(processes: list[psutil.Process], limit_s: float) -> None:
     assert machine.alive(processes) == []
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_polite_signal_to_the_command_ends_everything_within_five_seconds(
-    cluster: Cluster, name: str, tmp_path: Path
-) -> None:
+def assert_ends_everything(cluster: Cluster, number: signal.Signals) -> None:
+    """A signal to the command ends all processes within five seconds, and nothing stays but the tier."""
     processes = machine.family(cluster.pid)
     assert len(processes) >= 7  # the command, mpirun, four ranks, the gateway
     folder = machine.run_dir(processes)
     assert (folder / "control").is_socket()
+    assert (folder / "gateway.json").exists()  # with the keys
     segments = machine.shared_memory_of(folder)
     assert segments
     asking.Busy(cluster.base_url, LONG - 100)
-    processes[0].send_signal(signal.Signals[name])
-    gone_within(processes, patient(5.0))
-    assert not list(tmp_path.glob("tier/*/*.open"))
-    assert not folder.exists()
-    assert not any(segment.exists() for segment in segments)
-    assert "had not left by themselves" not in (tmp_path / "log").read_text()
-
-
-def test_sigkill_of_the_command_ends_all_ranks_within_five_seconds(cluster: Cluster) -> None:
-    processes = machine.family(cluster.pid)
-    folder = machine.run_dir(processes)
-    segments = machine.shared_memory_of(folder)
-    assert (folder / "gateway.json").exists()  # with the keys
-    processes[0].kill()
+    processes[0].send_signal(number)
     gone_within(processes, patient(5.0))
     assert not folder.exists()
     assert not any(segment.exists() for segment in segments)
+
+
+def test_a_signal_to_the_command_leaves_nothing_but_the_tier_and_the_next_cluster_answers_from_hdf5(
+    tmp_path: Path,
+) -> None:
+    """Greedy answers are the same, from HDF5 after a restart too. A bad file is a miss."""
+    prompts = tiny.prompts()
+    expected, full = asking.emulated_texts(prompts), asking.full_blocks(prompts)
+    with started(tmp_path) as cluster:
+        assert asking.ask_all(cluster.base_url, prompts)[0] == expected
+        assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
+        on_their_way = functools.partial(machine.metric, cluster.base_url, "pool_saving")
+        assert wait_until(lambda: on_their_way() == 0, 30.0)  # however slow the disk
+        assert_ends_everything(cluster, signal.SIGTERM)
+        assert_ended_politely(tmp_path)
+    with started(tmp_path) as cluster:
+        assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
+        assert_ends_everything(cluster, signal.SIGINT)
+        assert_ended_politely(tmp_path)
+    files = list((tmp_path / "tier").rglob("seg-*.h5"))
+    assert files
+    for file in files:
+        damage(file)
+    with started(tmp_path) as cluster:
+        assert asking.ask_all(cluster.base_url, prompts[1::2]) == (expected[1::2], [0] * 4)
+        bad = functools.partial(machine.metric, cluster.base_url, r"tier_(?:files|blocks)_bad\w*")
+        assert wait_until(lambda: bad() > 0, 10.0)
+        assert_ends_everything(cluster, signal.SIGKILL)
+
+
+def assert_ended_politely(home: Path) -> None:
+    """No file of the tier is left open, and no rank had to be killed."""
+    assert not list(home.glob("tier/*/*.open"))
+    assert "had not left by themselves" not in (home / "log").read_text()
+
+
+def damage(file: Path) -> None:
+    """Overwrite one page in twenty, which hits every block."""
+    data = bytearray(file.read_bytes())
+    assert 64 * tiny.TOKEN_NBYTES > 20 * 4096
+    for start in range(4096, len(data), 20 * 4096):
+        data[start : start + 4096] = bytes(4096)
+    file.write_bytes(bytes(data))
 
 
 def test_a_gateway_that_cannot_start_ends_the_start_with_its_own_words_and_exit_code_2(
@@ -95,39 +121,32 @@ def test_a_gateway_that_cannot_start_ends_the_start_with_its_own_words_and_exit_
     assert not list(base.iterdir())
 
 
-def test_sigkill_of_mpirun_ends_all_ranks_within_five_seconds(cluster: Cluster) -> None:
-    processes = machine.family(cluster.pid)
-    (mpirun,) = [p for p in processes if p.name() in ("mpirun", "prterun")]
-    mpirun.kill()
-    gone_within(processes, patient(5.0))
-    assert "mpirun was killed" in cluster.last_words()
-
-
 DEAD_AFTER_S = 6.0
 
 
-@pytest.mark.parametrize(
-    ("victim", "blow", "command_says", "client_reads"),
-    [
-        ("0", "SIGKILL", "rank 0 (steward) died", "rank 0 (steward) died"),
-        ("0", "SIGSTOP", "rank 0 (steward) gave no sign of life", "rank 0 (steward)"),
-    ],
-)
-def test_a_dead_or_hung_conductor_ends_the_cluster_and_is_named_to_users_and_clients(
-    cluster: Cluster, victim: str, blow: str, command_says: str, client_reads: str
-) -> None:
+def assert_loss_of_steward_ends_everything(cluster: Cluster, blow: signal.Signals, says: str) -> None:
+    """Rank 0 dies or hangs: the cluster ends, and users and clients are told why."""
     processes = machine.family(cluster.pid)
     named = {machine.name_of(p): p for p in processes}
     # mpirun kills the group of each rank; the gateway still has to tell its clients.
     assert os.getpgid(named["gateway"].pid) != os.getpgid(named["0"].pid)
-    process = named[victim]
     busy = asking.Busy(cluster.base_url, LONG - 100)
-    process.send_signal(signal.Signals[blow])
-    gone_within(processes, patient(DEAD_AFTER_S + 1 + 5.0 if blow == "SIGSTOP" else 5.0))
-    assert command_says in cluster.last_words()
-    assert '"error"' in busy.last_line()
-    assert client_reads in busy.last_line()
-    assert "told to end" not in busy.last_line()
+    named["0"].send_signal(blow)
+    gone_within(processes, patient(DEAD_AFTER_S + 1 + 5.0 if blow == signal.SIGSTOP else 5.0))
+    assert says in cluster.last_words()
+    last_line = busy.last_line()
+    assert '"error"' in last_line
+    assert "rank 0 (steward)" in last_line
+    assert "told to end" not in last_line
+    if blow == signal.SIGKILL:
+        assert says in last_line
+
+
+def test_a_hung_steward_ends_the_cluster_and_is_named_to_users_and_clients(tmp_path: Path) -> None:
+    """test_modes.py has one that dies, and test_users.py an mpirun."""
+    with started(tmp_path) as cluster:
+        says = "rank 0 (steward) gave no sign of life"
+        assert_loss_of_steward_ends_everything(cluster, signal.SIGSTOP, says)
 
 
 def test_a_user_who_brings_the_launcher_gets_the_same_service(

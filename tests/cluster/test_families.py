@@ -1,9 +1,7 @@
-"""Other model families than the default model's, served by whole clusters, also after a restart; and the fast
-launch profile."""
+"""Other model families than the default model's, served by whole clusters; and the fast launch profile."""
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.model.config import DType
 from mooncake_lite.tools.demo.cluster import Cluster
-from tests import emulation
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient, wait_until
@@ -36,52 +33,7 @@ def test_a_family_answers_as_one_process_does_cold_and_from_dram(tmp_path: Path)
     with Cluster([str(folder), *tiny.FLAGS, "--dtype", dtype], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         assert asking.ask_all(cluster.base_url, prompts)[0] == expected
-        assert asking.ask_all(cluster.base_url, prompts) == (expected, full_blocks(prompts))
-
-
-def test_greedy_answers_are_the_same_from_hdf5_after_a_restart_and_a_bad_file_is_a_miss(
-    tmp_path: Path,
-) -> None:
-    prompts = tiny.prompts()
-    expected, full = asking.emulated_texts(prompts), full_blocks(prompts)
-    flags = [*emulation.flags(tmp_path / "model"), *tiny.SIZES, "--ssd-dir", str(tmp_path / "tier")]
-    flags += ["--eviction", "leaves-first"]  # one that needs to know what each block hangs on
-    with Cluster(flags, tmp_path / "log 1") as cluster:
-        cluster.wait_ready(START_LIMIT_S)
-        assert asking.ask_all(cluster.base_url, prompts)[0] == expected
-        assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
-        on_their_way = functools.partial(machine.metric, cluster.base_url, "pool_saving")
-        assert wait_until(lambda: on_their_way() == 0, 30.0)  # however slow the disk
-    with Cluster(flags, tmp_path / "log 2") as cluster:
-        cluster.wait_ready(START_LIMIT_S)
-        assert asking.ask_all(cluster.base_url, prompts) == (expected, full)
-    files = list((tmp_path / "tier").rglob("seg-*.h5"))
-    assert files
-    for file in files:
-        damage(file)
-    with Cluster(flags, tmp_path / "log 3") as cluster:
-        cluster.wait_ready(START_LIMIT_S)
-        assert asking.ask_all(cluster.base_url, prompts[1::2]) == (expected[1::2], [0] * 4)
-        assert wait_until(lambda: bad_in_tier(cluster) > 0, 10.0)
-
-
-def full_blocks(prompts: list[list[int]]) -> list[int]:
-    """The tokens of each prompt that lie in full blocks."""
-    return [len(prompt) // 64 * 64 for prompt in prompts]
-
-
-def bad_in_tier(cluster: Cluster) -> float:
-    """Files and blocks of the tier that failed a check, by /metrics."""
-    return machine.metric(cluster.base_url, r"tier_(?:files|blocks)_bad\w*")
-
-
-def damage(file: Path) -> None:
-    """Overwrite one page in twenty, which hits every block."""
-    data = bytearray(file.read_bytes())
-    assert 64 * tiny.TOKEN_NBYTES > 20 * 4096
-    for start in range(4096, len(data), 20 * 4096):
-        data[start : start + 4096] = bytes(4096)
-    file.write_bytes(bytes(data))
+        assert asking.ask_all(cluster.base_url, prompts) == (expected, asking.full_blocks(prompts))
 
 
 def test_the_fast_profile_serves_the_same_tokens(tmp_path: Path) -> None:
@@ -102,7 +54,7 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
     """Both clusters use one SSD folder, one after the other. (What int8 does to answers: kv-codecs.md.)"""
     folder = tiny.tiny_folder("qwen3", tmp_path / "model")
     prompts = tiny.prompts(6)
-    full = full_blocks(prompts)
+    full = asking.full_blocks(prompts)
     flags = [str(folder), *tiny.FLAGS, "--ssd-dir", str(tmp_path / "tier")]
     events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/kv"}
     events |= {"replay_endpoint": f"ipc://{tmp_path}/replay"}

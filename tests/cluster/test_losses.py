@@ -16,7 +16,7 @@ from mooncake_lite.tools.bench.faults import random_prompts, text_prompts
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import Stream, play, process_of, processes_of
 from tests import emulation
-from tests.cluster import machine
+from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient, wait_until
 
@@ -99,17 +99,40 @@ def fail_the_disk_of(store: psutil.Process) -> None:
     store.rlimit(psutil.RLIMIT_FSIZE, (1, psutil.RLIM_INFINITY))
 
 
-@pytest.fixture
-def emulated(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.fixture(scope="module")
+def emulated(home: Path) -> Iterator[Cluster]:
     """A cluster of emulated ranks, two of each role. Each of its conductors records."""
-    flags = [*emulation.flags(tmp_path / "model"), *RANKS, "--dead-after-s", str(DEAD_AFTER_S)]
-    with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
+    flags = [*emulation.flags(home / "model"), *RANKS, "--dead-after-s", str(DEAD_AFTER_S)]
+    flags += ["--max-num-batched-tokens", "4096", "--ssd-dir", str(home / "tier")]
+    with Cluster([*flags, "--record", str(home / "record")], home / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         yield cluster
 
 
+def test_two_ranks_of_each_role_give_the_same_tokens_and_a_long_prefill_is_no_death(
+    emulated: Cluster,
+) -> None:
+    """A cold prompt of 3,000 tokens in one forward pass takes 3 s, longer than a rank may be silent."""
+    url, prompts = emulated.base_url, tiny.prompts(10)
+    expected = asking.emulated_texts(prompts)
+    assert asking.ask_all(url, prompts)[0] == expected
+    assert asking.ask_all(url, prompts) == (expected, asking.full_blocks(prompts))
+    body = {"prompt": [7] * 3000, "max_tokens": 2, "ignore_eos": True}
+    began = time.monotonic()
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    assert time.monotonic() - began > 1.4 * DEAD_AFTER_S
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    assert machine.healthy(url)
+
+
 def test_a_rank_or_conductor_that_hangs_is_killed_after_its_silence_and_streams_go_on(
-    emulated: Cluster, tmp_path: Path
+    emulated: Cluster, home: Path
 ) -> None:
     prompts = random_prompts(emulation.VOCABULARY)
     undisturbed, began = play(emulated.base_url, prompts, salt="0")
@@ -127,7 +150,7 @@ def test_a_rank_or_conductor_that_hangs_is_killed_after_its_silence_and_streams_
     streams, _ = play(emulated.base_url, prompts, conductor.suspend, lasts_s / 2, "2")
     assert texts(streams) == texts(undisturbed)
     assert process_of(emulated.pid, "conductor").pid != conductor.pid
-    assert (tmp_path / "record.1").exists()
+    assert (home / "record.1").exists()
 
 
 def test_without_a_rank_that_decodes_requests_wait_and_are_refused_with_the_reason(tmp_path: Path) -> None:

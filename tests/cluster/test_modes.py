@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,13 @@ import httpx
 import pytest
 
 from mooncake_lite.conductor.recording import Recording
-from mooncake_lite.control import events as ev
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.replay_events import replay_events
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.cluster.test_endings import LONG, assert_loss_of_steward_ends_everything
+from tests.cluster.test_recording import kinds
 from tests.patience import wait_until
 
 STORE = [sys.executable, "-m", "mooncake_lite", "store"]
@@ -47,29 +49,35 @@ def same_answers(url: str, prompt: list[int], n: int) -> list[str]:
     return [choice["text"] for choice in answer["choices"]]
 
 
-def test_colocated_ranks_answer_as_one_process_does(model: list[str], tmp_path: Path) -> None:
+def test_colocated_ranks_answer_as_one_process_does_although_some_lose_their_pages(
+    model: list[str], tmp_path: Path
+) -> None:
+    """Preemption in a cluster with a pool: test_many_requests.py, and by swapping test_tracing.py."""
     prompts = tiny.prompts()
-    flags = [*model, *FEW_PAGES, "--mode", "colocated", "--record", str(tmp_path / "record")]
-    with Cluster(flags, tmp_path / "log") as cluster:
+    long = (prompts[0] * 5)[:300]
+    pages = ["--kv-cache-bytes", str(tiny.CONTEXT * tiny.TOKEN_NBYTES)]  # 6 answers need more of them
+    flags = [*model, *FEW_PAGES[2:], *pages, "--mode", "colocated", "--preemption", "recompute"]
+    with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
         expected = asking.emulated_texts(prompts)
         assert asking.ask_all(url, prompts)[0] == expected
-        assert same_answers(url, prompts[3], 2) == expected[3:4] * 2
+        assert same_answers(url, long, 6) == asking.emulated_texts([long]) * 6
         served = [rf'decode_tokens_total{{rank="{rank}",role="compute"}} [1-9]' for rank in (1, 2)]
         text = lambda: httpx.get(f"{url}/metrics").text  # noqa: E731
         assert wait_until(lambda: all(re.search(one, text()) for one in served), 10.0)
         assert not re.search("moved_bytes_total{|pool_segment_bytes{", machine.scraped(url))
-    assert replayed(tmp_path / "record") == len(prompts) + 1
+    assert replayed(tmp_path / "record") > len(prompts)
+    assert kinds(tmp_path / "record")["Preempted"] > 0
 
 
-def test_colocated_ranks_share_what_they_have_computed_through_the_pool(
+def test_colocated_ranks_share_through_the_pool_and_end_with_a_dead_steward_which_is_named(
     model: list[str], tmp_path: Path
 ) -> None:
     prompts = tiny.prompts()
-    expected, full = asking.emulated_texts(prompts), [len(prompt) // 64 * 64 for prompt in prompts]
-    flags = [*model, *tiny.SIZES, "--mode", "colocated", "--store", "1", "--prefix-sharing", "off"]
-    with Cluster(flags, tmp_path / "log") as cluster:
+    expected, full = asking.emulated_texts(prompts), asking.full_blocks(prompts)
+    flags = [*model, *tiny.SIZES[:-1], str(LONG), "--mode", "colocated", "--store", "1"]
+    with Cluster([*flags, "--prefix-sharing", "off"], tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
         assert asking.ask_all(url, prompts)[0] == expected
@@ -77,6 +85,7 @@ def test_colocated_ranks_share_what_they_have_computed_through_the_pool(
         offered = functools.partial(machine.metric, url, "pool_keys_dram")
         assert wait_until(lambda: offered() >= blocks, 10.0)
         assert asking.ask_all(url, prompts) == (expected, full)
+        assert_loss_of_steward_ends_everything(cluster, signal.SIGKILL, "rank 0 (steward) died")
 
 
 def test_split_ranks_answer_as_one_process_does_and_keep_nothing(model: list[str], tmp_path: Path) -> None:
@@ -100,22 +109,3 @@ def test_split_ranks_answer_as_one_process_does_and_keep_nothing(model: list[str
             "mooncake-lite: error: mode=split has no pool; use --mode pooled"
         ]
     assert replayed(tmp_path / "record") == 2 * len(prompts) + 1
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_answers_that_lose_their_pages_go_on_where_they_were(
-    model: list[str], tmp_path: Path, preemption: str
-) -> None:
-    (prompt,) = tiny.prompts(1)
-    prompt = (prompt * 5)[:300]
-    one_answer = ["--kv-cache-bytes", str(tiny.CONTEXT * tiny.TOKEN_NBYTES)]  # 6 of them need more pages
-    flags = [*model, *tiny.SIZES, *one_answer, "--preemption", preemption]
-    with Cluster([*flags, "--record", str(tmp_path / "record")], tmp_path / "log") as cluster:
-        cluster.wait_ready(START_LIMIT_S)
-        assert same_answers(cluster.base_url, prompt, 6) == asking.emulated_texts([prompt]) * 6
-    assert replayed(tmp_path / "record") > 0
-    recording = Recording(tmp_path / "record")
-    kinds = {type(entry.event) for entry in recording.entries()}
-    recording.close()
-    assert (ev.Swapped if preemption == "swap" else ev.Preempted) in kinds
-    assert (ev.SwapWanted in kinds) == (preemption == "swap")

@@ -10,8 +10,10 @@ import httpx
 
 from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
-from tests.cluster import tiny
+from tests.cluster import asking, tiny
 from tests.cluster.conftest import START_LIMIT_S
+from tests.cluster.test_modes import replayed, same_answers
+from tests.cluster.test_recording import kinds
 from tests.mooncake_lite.tracing.reading import Slice, Trace, read
 
 PROCESSES = ["rank 0 conductor", "rank 1 prefill", "rank 2 decode", "rank 3 store", "gateway-0"]
@@ -26,23 +28,29 @@ def ask(url: str, prompt: list[int]) -> str:
     return str(response.json()["id"])
 
 
-def test_a_trace_tells_what_each_rank_did_and_follows_each_request_through_them(tmp_path: Path) -> None:
+def test_a_trace_tells_what_each_rank_did_and_follows_each_request_through_them_and_answers_are_swapped(
+    tmp_path: Path,
+) -> None:
+    """Two requests one after the other, and one whose answers lose their pages, and go on where they were.
+
+    That is recorded, and replays.
+    """
     prompt = tiny.prompts(8)[-1]
-    flags = [
-        *emulation.flags(tmp_path / "model"),
-        *tiny.SIZES,
-        "--ssd-dir",
-        str(tmp_path / "tier"),
-        "--prefix-sharing",
-        "off",
-        "--trace",
-        str(tmp_path / "run.json"),
-    ]
+    other = (tiny.prompts(1)[0] * 5)[:300]
+    flags = [*emulation.flags(tmp_path / "model"), *tiny.SIZES, "--ssd-dir", str(tmp_path / "tier")]
+    flags += ["--prefix-sharing", "off", "--trace", str(tmp_path / "run.json")]
+    flags += ["--preemption", "swap", "--record", str(tmp_path / "record")]
+    flags += ["--kv-cache-bytes", str(tiny.CONTEXT * tiny.TOKEN_NBYTES)]  # 6 answers need more pages
     began_s = time.monotonic()
     with Cluster(flags, tmp_path / "log") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         requests = [ask(cluster.base_url, prompt) for _ in range(2)]
+        assert same_answers(cluster.base_url, other, 6) == asking.emulated_texts([other]) * 6
     ended_s = time.monotonic()
+    assert replayed(tmp_path / "record") >= 3
+    found = kinds(tmp_path / "record")
+    assert found["Swapped"] > 0
+    assert found["SwapWanted"] > 0
 
     trace = read(tmp_path / "run.json")
     assert trace.processes == PROCESSES

@@ -21,7 +21,7 @@ from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S
-from tests.patience import wait_until
+from tests.patience import patient, wait_until
 
 NOBODY = 65534
 AS_NOBODY: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
@@ -94,7 +94,7 @@ def test_another_user_cannot_look_into_a_clusters_folder(pair: Pair) -> None:
             assert (subprocess.run(look, capture_output=True, timeout=20, **AS_NOBODY).returncode == 0) is may
 
 
-def test_two_clusters_side_by_side_never_meet(pair: Pair) -> None:
+def test_two_clusters_side_by_side_never_meet_and_one_whose_mpirun_is_killed_ends_alone(pair: Pair) -> None:
     """The second one has cached nothing of what the first one was asked, and outlives it."""
     prompts = tiny.prompts(6)
     expected = asking.emulated_texts(prompts)
@@ -102,7 +102,9 @@ def test_two_clusters_side_by_side_never_meet(pair: Pair) -> None:
     assert asking.ask_all(first, prompts[:1])[0] == expected[:1]
     assert asking.ask_all(second, prompts[:1]) == (expected[:1], [0])
     family: list[psutil.Process] = machine.family(pair.first.pid)
-    pair.first.stop()
-    wait_until(lambda: not machine.alive(family), 5.0)
+    (mpirun,) = [process for process in family if process.name() in ("mpirun", "prterun")]
+    mpirun.kill()
+    wait_until(lambda: not machine.alive(family), patient(5.0))
     assert machine.alive(family) == []
+    assert "mpirun was killed" in pair.first.last_words()
     assert asking.ask_all(second, prompts)[0] == expected
