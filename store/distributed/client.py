@@ -33,7 +33,7 @@ BEAT_S = 1.0
 BUSY_BEAT_S = 0.1
 """Time between beats while the own segment is being filled for the first time.
 
-Its pages are prepared a little ahead, as far as the answer to a beat says.
+Each says how far it may still grow.
 """
 
 CLOSE_S = 30.0
@@ -128,7 +128,7 @@ class Client:
             self.reader.journals = self._writer.journals = self._journals
         if self._lending is not None:
             self._segments.add_own(joined.segment, self.hostname, self._lending.memory)
-            self._warmer.prepare(self._lending.memory, 0)
+            self._warmer.prepare(self._lending.memory)
 
     def close(self) -> None:
         """Leave; the segment and the objects that only it held are lost. May be called twice.
@@ -177,15 +177,15 @@ class Client:
     def _keep(self) -> None:
         """Beat to the master until it is gone; unmap segments that are no longer lent."""
         turn = itertools.count()
-        used_before, wait_s, tidy_s = 0, BUSY_BEAT_S, 0.0
+        used_until, used_before, wait_s, tidy_s = 0, 0, BUSY_BEAT_S, 0.0
         while not self._stop.wait(wait_s):
             try:
-                growth = None if self._lending is None else self._lending.growth()
-                _, used_until = self._link.ask(say.Beat, growth).codes
+                growth = None
+                if self._lending is not None:
+                    used_before, used_until = used_until, self._lending.memory.used_until
+                    growth = self._lending.growth()
+                self._link.ask(say.Beat, growth)
                 wait_s = BEAT_S if used_until == used_before else BUSY_BEAT_S
-                used_before = used_until
-                if self._lending is not None and growth:
-                    self._warmer.prepare(self._lending.memory, used_until)
                 if time.monotonic() - tidy_s >= BEAT_S:
                     tidy_s = time.monotonic()
                     self._writer.rest()

@@ -332,11 +332,9 @@ class Master:
 
     def _beat(self, client: Client, beat: say.Beat, now_ns: int) -> say.Codes:
         lender = self.catalogue.segments().get(client.segment)
-        if lender is None:
-            return say.Codes(beat.call, [OK, 0])
-        if beat.growth is not None:
+        if lender is not None and beat.growth is not None:
             lender.grows_until = lender.used_until + beat.growth
-        return say.Codes(beat.call, [OK, lender.used_until])
+        return say.Codes(beat.call, [OK])
 
     def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
         if len(ask.names) != len(ask.sizes):

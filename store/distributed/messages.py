@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the protocol. Raise it when a client and a master of two versions would misread each other."""
 
 MAX_NAME_BYTES = 64 * 1024
@@ -84,7 +84,7 @@ class Leave(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Show that the client is alive. The answer is OK, and how far its segment has been used.
+    """Show that the client is alive. The answer is OK.
 
     growth    bytes by which the used part of its segment may grow until the next beat; None: as before
     """

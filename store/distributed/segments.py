@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import secrets
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -18,7 +19,7 @@ from queue import Empty, SimpleQueue
 from store.allocator import Extent
 from store.distributed import messages as say
 from store.distributed.codes import NO_SPACE, CodeError
-from store.distributed.memory import READY_BYTES, Lent, Mapped, map_foreign
+from store.distributed.memory import WORD_BYTES, Lent, Mapped, map_foreign, used_at
 from store.distributed.memory_left import memory_left
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.errors import StoreError
@@ -81,9 +82,12 @@ class LocalSegment:
 
     def write(self, offset: int, parts: Sequence[memoryview]) -> None:
         """Copy these parts one after the other."""
+        used = self.memory.used
         for part in parts:
             end = offset + len(part)
             self._check(offset, len(part))
+            if end > used[0]:
+                used[0] = end
             if len(part) < BULK_BYTES:
                 self.view[offset:end] = part
             elif not self._is_warm_now(offset, len(part)):
@@ -112,8 +116,9 @@ class RemoteSegment:
 
     view = None
 
-    def __init__(self, host: str, port: int, secret: bytes, limit_s: float):
-        self._client = BytesClient(host, port, secret, timeout_s=limit_s)
+    def __init__(self, told: say.Segment, limit_s: float):
+        self._client = BytesClient(told.host, told.port, told.secret, timeout_s=limit_s)
+        self._used_at, self._used_until = used_at(told.nbytes), 0
 
     def read_bytes(self, offset: int, nbytes: int) -> bytes:
         """Return a copy."""
@@ -134,6 +139,10 @@ class RemoteSegment:
         for part in parts:
             ranges.append((offset, len(part)))
             offset += len(part)
+        if offset > self._used_until:
+            self._used_until = offset
+            ranges.append((self._used_at, WORD_BYTES))
+            parts = [*parts, memoryview(offset.to_bytes(WORD_BYTES, sys.byteorder))]
         limit_s = _limit_s(STALL_S, sum(nbytes for _, nbytes in ranges))
         self._client.write(EXPOSED, ranges, parts, limit_s)
 
@@ -173,7 +182,7 @@ class Scattered:
 
 
 class Warmer:
-    """A thread that prepares pages: of the own segment for later puts, of any segment before a put.
+    """A thread that prepares pages: of any segment before a put, and else of the own one for later puts.
 
     It works in long calls without the interpreter, at ordinary priority. At a low priority it could lose its
     core while it holds the interpreter's lock, and then the writer would wait too.
@@ -181,12 +190,18 @@ class Warmer:
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._step: Callable[[], float | None] = lambda: None
+        self._wait_s: float | None = None
         self._is_dead = False
         self._thread = start_thread("store warmer", self._run, on_death=self._die)
 
-    def prepare(self, memory: Lent, used_until: int) -> None:
-        """Prepare memory after the part that is in use."""
-        self._add(lambda: memory.prepare(used_until))
+    def prepare(self, memory: Lent) -> None:
+        """Prepare memory after the part that is in use, from now on."""
+
+        def begin() -> None:
+            self._step, self._wait_s = memory.prepare, 0.0
+
+        self._add(begin)
 
     def settle(self, segment: AnySegment | None, offset: int, nbytes: int) -> None:
         """Map the pages of a range and around it for the next copies: bytes go there, or went there."""
@@ -199,7 +214,14 @@ class Warmer:
             self._work.put(work)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while True:
+            try:
+                work = self._work.get(timeout=self._wait_s)
+            except Empty:  # no put waits: one more step
+                self._wait_s = self._step()
+                continue
+            if work is None:
+                return
             work()
 
     def _die(self, _: str) -> None:
@@ -231,13 +253,14 @@ class Lending:
         if nbytes > left:
             raise CodeError(NO_SPACE, f"a segment of {nbytes} B, and {left} B of memory are left; lend less")
         self.memory = Lent(nbytes)
+        self.memory.plan(left)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         try:
             self.server = BytesServer(self.secret, host)
         except TransportError as error:
             self.memory.close()
             raise StoreError(str(error)) from None
-        self.server.expose(EXPOSED, self.memory.view)
+        self.server.expose(EXPOSED, self.memory.whole)
 
     def growth(self) -> int:
         """Return the bytes by which its used part may grow until the next beat.
@@ -245,7 +268,8 @@ class Lending:
         Half of what is left, for other lenders of the machine grow, too; less a reserve for what `prepare`
         takes ahead.
         """
-        return max(0, memory_left() - RESERVE_BYTES - min(READY_BYTES, self.memory.nbytes // 8)) // 2
+        left = memory_left()
+        return max(0, left - RESERVE_BYTES - self.memory.plan(left)) // 2
 
     def close(self) -> None:
         """Stop lending."""
@@ -314,7 +338,7 @@ class Segments:
         self.names[number] = told.name
         segment = self._mapped(told)
         try:
-            segment = segment or RemoteSegment(told.host, told.port, told.secret, deadline - began)
+            segment = segment or RemoteSegment(told, deadline - began)
         except TransportError:
             now = time.monotonic()
             self._avoid_s[number] = now + AVOID_TURNS * (now - began)
@@ -377,5 +401,5 @@ class Segments:
 
 
 def _mapped(told: say.Segment) -> Mapped:
-    fd, memory = map_foreign(told.pid, told.fd, told.inode, told.nbytes)
-    return Mapped(memory, fd)
+    fd, memory = map_foreign(told.pid, told.fd, told.inode, used_at(told.nbytes) + WORD_BYTES)
+    return Mapped(memory, fd, told.nbytes)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from store import MooncakeDistributedStore
 from store.distributed import memory_left as left
-from store.distributed.memory import READY_BYTES
+from store.distributed.memory import WORD_BYTES, Lent, Mapped, used_at
 from store.distributed.segments import RESERVE_BYTES
 from tests.patience import wait_until
 from tests.store.distributed.running import MIB, address, master_thread, new_store, rest, stores
 
 SEGMENT = 64 * MIB
-KEPT = RESERVE_BYTES + min(READY_BYTES, SEGMENT // 8)
+READY = SEGMENT // 4
+
+
+def segment_of(store: MooncakeDistributedStore) -> Lent:
+    return store._client._lending.memory
+
+
+def taken_bytes(memory: Lent) -> int:
+    """Memory that the segment takes. The word behind it has a page of its own."""
+    return 512 * os.fstat(memory.fd).st_blocks - 4096
 
 
 @pytest.mark.parametrize("size", ["2TB", 2**40 + 1, 4 * 2**40])
@@ -52,7 +62,7 @@ def test_a_segment_grows_as_far_as_there_is_memory_and_then_puts_fail(
         assert writer.put("first", b"1" * nbytes) == 0
         rest(writer)
         used = segment.used_until
-        memory[0] = KEPT + 2 * 8 * MIB
+        memory[0] = RESERVE_BYTES + READY + 2 * 8 * MIB
         assert wait_until(lambda: segment.grows_until - used <= 16 * MIB)
         memory[0] = 0
         assert wait_until(lambda: segment.grows_until == segment.used_until)
@@ -67,6 +77,71 @@ def test_a_segment_grows_as_far_as_there_is_memory_and_then_puts_fail(
         writer.close()
         rest(lender)
         master.catalogue.check()
+
+
+@pytest.mark.parametrize(("left", "ready"), [(2**40, READY), (SEGMENT, SEGMENT // 8)])
+def test_a_segment_takes_a_quarter_or_an_eighth_of_what_is_left_before_it_is_used(
+    left: int, ready: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.distributed.segments.memory_left", lambda: left)
+    with master_thread() as master, stores(address(master), 1, SEGMENT) as (lender,):
+        memory = segment_of(lender)
+        assert wait_until(lambda: taken_bytes(memory) >= ready)
+        lender._client._keeper.join(0.3)  # several looks: no more is taken
+        assert taken_bytes(memory) == ready
+        memory.plan(0)
+        assert lender.put("a", b"1" * MIB) == 0
+        lender._client._keeper.join(0.1)
+        assert taken_bytes(memory) == ready, "no memory is left"
+
+
+@pytest.mark.parametrize("path", ["", "tcp"])
+def test_what_others_write_is_told_to_the_lender_who_prepares_more_behind_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONCAKE_LITE_STORE_PATH", path)
+    with master_thread() as master, stores(address(master), 1, SEGMENT + 5) as (lender,):
+        memory = segment_of(lender)
+        assert wait_until(lambda: memory.is_present(0, READY))
+        writer = new_store(address(master), 0)
+        for number, nbytes in enumerate((3 * MIB, 5000, 4 * MIB)):
+            assert writer.put(f"k{number}", b"1" * nbytes) == 0
+        assert writer.remove_all(True) == 3
+        assert writer.put("again", b"1" * 10) == 0
+        assert 7 * MIB < memory.used_until < 40 * MIB
+        assert wait_until(lambda: memory.is_present(0, READY + 7 * MIB))
+        assert writer.get("again") == b"1" * 10
+        writer.close()
+
+
+def test_first_puts_find_memory_that_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    cold: list[int] = []
+    monkeypatch.setattr(Mapped, "write_cold", lambda memory, offset, data: cold.append(offset))
+    with master_thread() as master, stores(address(master), 1, SEGMENT) as (lender,):
+        memory, writer = segment_of(lender), new_store(address(master), 0)
+        assert wait_until(lambda: memory.is_present(0, READY))
+        for store in (lender, writer):
+            for number in range(6):
+                assert store.put(f"{store.get_hostname()}{number}", bytes([number]) * MIB) == 0
+        assert cold == []
+        assert writer.get(f"{writer.get_hostname()}5") == bytes([5]) * MIB
+        writer.close()
+
+
+@pytest.mark.quick
+def test_a_word_with_nonsense_or_an_older_figure_changes_nothing() -> None:
+    memory = Lent(2 * MIB + 5)
+    memory.plan(2**40)
+    memory.used[0] = MIB
+    assert memory.used_until == MIB
+    memory.used[0] = 0
+    assert memory.used_until == MIB
+    memory.used[0] = 2**63
+    assert memory.used_until == memory.nbytes
+    assert memory.prepare() is None
+    assert used_at(memory.nbytes) % WORD_BYTES == 0
+    assert len(memory.whole) == used_at(memory.nbytes) + WORD_BYTES
+    memory.close()
 
 
 def write(folder: Path, **files: object) -> None:

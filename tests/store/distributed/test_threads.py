@@ -11,7 +11,7 @@ from store.distributed.client import Client
 from store.distributed.codes import NO_MASTER, CodeError
 from store.distributed.memory import Lent
 from store.distributed.replicas import TaskStatus
-from store.distributed.segments import Warmer
+from store.distributed.segments import LocalSegment, Warmer
 from store.distributed.writer import Writer
 from tests.store.distributed.running import LIMIT_S, MIB, address, master_thread, stores
 
@@ -58,17 +58,39 @@ def test_a_store_whose_beats_end_leaves_its_master_and_says_why(monkeypatch: pyt
 def test_a_warmer_that_dies_drops_what_waits_and_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     warmer, memory, began = Warmer(), Lent(MIB), threading.Event()
 
-    def wait_and_die(_: int) -> None:
+    def wait_and_die(*_: int) -> None:
         assert began.wait(LIMIT_S)
         a_bug()
 
-    monkeypatch.setattr(memory, "prepare", wait_and_die)
+    monkeypatch.setattr(memory, "warm_around", wait_and_die)
     for _ in range(5):
-        warmer.prepare(memory, 0)
+        warmer.settle(LocalSegment(memory), 0, MIB)
     began.set()
     warmer._thread.join(LIMIT_S)
     assert warmer._work.empty()
-    warmer.prepare(memory, 0)
+    warmer.prepare(memory)
     assert warmer._work.empty()
+    warmer.close()
+    memory.close()
+
+
+def test_a_range_that_a_put_waits_for_is_mapped_before_further_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    warmer, memory, order, asked = Warmer(), Lent(MIB), [], threading.Event()
+
+    def step() -> float | None:
+        order.append("step")
+        if len(order) == 1:
+            for _ in range(3):
+                warmer.settle(LocalSegment(memory), 0, MIB)
+        if len(order) == 6:
+            asked.set()
+            return None
+        return 0.0
+
+    monkeypatch.setattr(memory, "prepare", step)
+    monkeypatch.setattr(memory, "warm_around", lambda *_: order.append("range"))
+    warmer.prepare(memory)
+    assert asked.wait(LIMIT_S)
+    assert order == ["step", "range", "range", "range", "step", "step"]
     warmer.close()
     memory.close()
