@@ -201,6 +201,7 @@ class Books:
             entry.word = self.table.insert(key, digest, entry.nbytes, entry.locations, now_ns)
         else:
             entry.word, old.word = old.word, 0
+            self._order.discard(old)
             self._free(old, now_ns)
             entry.remote_until_ns = old.remote_until_ns
             self._rewrite(entry)
@@ -217,6 +218,7 @@ class Books:
         """Remove an object."""
         del self._entries[entry.name]
         self.table.remove(entry.word)
+        self._order.discard(entry)
         entry.word = 0
         self._free(entry, now_ns)
 
