@@ -21,9 +21,8 @@ import msgspec
 
 from transport.descriptors import EXHAUSTED, Reserve, raise_limit
 from transport.errors import ChannelError, WireError
-from transport.wire import Decoder, encode
+from transport.wire import LENGTH, Decoder, framed
 
-_LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 64 * 1024
 """Bytes of one read, more than most messages have. A longer message takes several."""
@@ -125,8 +124,7 @@ class LineServer:
         line = self._peers.get(peer)
         if line is None:
             return False
-        data = encode(message, self._max_send_bytes)
-        line.unsent += _LENGTH.pack(len(data)) + data
+        line.unsent += framed(message, self._max_send_bytes)
         try:
             self._flush(line)
         except OSError:
@@ -178,16 +176,14 @@ class LineServer:
         if not data:
             raise ConnectionResetError("closed")
         line.read += data
-        if len(line.read) < _LENGTH.size:
+        if len(line.read) < LENGTH.size:
             return None
-        (size,) = _LENGTH.unpack_from(line.read)
-        if size > self._decoder.max_bytes:
-            raise WireError(f"message has {size} bytes, the limit is {self._decoder.max_bytes}")
-        if len(line.read) < _LENGTH.size + size:
+        size = self._decoder.size(line.read)
+        if len(line.read) < LENGTH.size + size:
             return None
-        if len(line.read) > _LENGTH.size + size:
+        if len(line.read) > LENGTH.size + size:
             raise WireError("a message before the answer to the last one")
-        message = self._decoder.decode(bytes(memoryview(line.read)[_LENGTH.size :]))
+        message = self._decoder.decode(bytes(memoryview(line.read)[LENGTH.size :]))
         line.read.clear()
         return message
 
@@ -232,10 +228,10 @@ class Line:
 
     def send(self, message: msgspec.Struct, timeout_s: float) -> None:
         """Send a message. Raises ChannelError if the server is gone or reads nothing, or WireError."""
-        data = encode(message, self._max_send_bytes)
+        data = framed(message, self._max_send_bytes)
         self._socket.settimeout(timeout_s)
         try:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            self._socket.sendall(data)
         except OSError as error:
             raise ChannelError(f"the other side does not take a message: {error}") from None
 
@@ -243,14 +239,12 @@ class Line:
         """Return the answer. Raises ChannelError when none comes in time or the server is gone, WireError."""
         deadline = time.monotonic() + timeout_s
         got = self._some(deadline)
-        while len(got) < _LENGTH.size:
+        while len(got) < LENGTH.size:
             got += self._some(deadline)
-        (size,) = _LENGTH.unpack_from(got)
-        if size > self._decoder.max_bytes:
-            raise WireError(f"message has {size} bytes, the limit is {self._decoder.max_bytes}")
-        while len(got) < _LENGTH.size + size:
+        size = self._decoder.size(got)
+        while len(got) < LENGTH.size + size:
             got += self._some(deadline)
-        return self._decoder.decode(bytes(memoryview(got)[_LENGTH.size :]))
+        return self._decoder.decode(bytes(memoryview(got)[LENGTH.size :]))
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Tell whether an answer, or the end, begins to arrive within this time."""

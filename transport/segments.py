@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from transport.errors import SegmentError
 from transport.world import World
@@ -28,17 +29,6 @@ def backing_folder() -> Path:
     return Path(chosen or "/dev/shm")
 
 
-def available_memory() -> int | None:
-    """Return the bytes of memory that can be used without swapping; None if Linux does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
-    return None
-
-
 def shortage(need_bytes: int, folder: Path) -> str:
     """Return why `need_bytes` of segments do not fit on this machine, and the fix; "" when they do."""
     try:
@@ -52,8 +42,8 @@ def shortage(need_bytes: int, folder: Path) -> str:
             f"ask for less, enlarge it (mount -o remount,size=... {folder}), "
             f"or set OMPI_MCA_osc_sm_backing_directory to a folder with room"
         )
-    available = available_memory()
-    if available is not None and need_bytes + MEMORY_SLACK_BYTES > available:
+    available = psutil.virtual_memory().available
+    if need_bytes + MEMORY_SLACK_BYTES > available:
         return f"the segments need {need_bytes} bytes and the machine has {available} available; ask for less"
     return ""
 

@@ -20,11 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transport.errors import ChannelError, PeerLost, TransferTimeout, WireError
+from transport.errors import ChannelError, PeerLost, TransferTimeout
 from transport.sockets_messages import NONCE_BYTES, PROOF_BYTES
-from transport.wire import Decoder, encode
+from transport.wire import LENGTH, Decoder, framed
 
-_LENGTH = struct.Struct("!I")
 _TIMEVAL = struct.Struct("@ll")
 
 IOV_MAX = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
@@ -96,14 +95,11 @@ class Connection:
         self, message: msgspec.Struct, deadline: float, views: Sequence[np.ndarray] = ()
     ) -> None:
         """Send a frame and the bytes that follow it. Raises PeerLost or TransferTimeout."""
-        data = encode(message)
-        self.send([_LENGTH.pack(len(data)) + data, *views], deadline)
+        self.send([framed(message), *views], deadline)
 
     def receive_message(self, decoder: Decoder, deadline: float) -> msgspec.Struct:
         """Return the next frame. Raises PeerLost, TransferTimeout, or WireError when it is malformed."""
-        size = _LENGTH.unpack(self._next(_LENGTH.size, deadline))[0]
-        if size > decoder.max_bytes:
-            raise WireError(f"frame of {size} bytes, the limit is {decoder.max_bytes}")
+        size = decoder.size(self._next(LENGTH.size, deadline))
         message: msgspec.Struct = decoder.decode(self._next(size, deadline))
         return message
 

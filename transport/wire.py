@@ -7,6 +7,7 @@ Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
@@ -18,6 +19,9 @@ VERSION = 1
 
 DEFAULT_MAX_BYTES = 8 * 2**20
 """Largest message by default: a prompt of a million tokens takes 5 MB."""
+
+LENGTH = struct.Struct("!I")
+"""Before each message of a stream: its bytes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _PREFIX = bytes([VERSION])
@@ -37,6 +41,12 @@ def encode(message: msgspec.Struct, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes
     return data
 
 
+def framed(message: msgspec.Struct, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """Return the bytes of a message in a stream, with its length first. Raises WireError."""
+    data = encode(message, max_bytes)
+    return LENGTH.pack(len(data)) + data
+
+
 class Decoder:
     """Decodes the messages of one boundary.
 
@@ -48,11 +58,19 @@ class Decoder:
         self.max_bytes = max_bytes
         self._decoder = msgspec.msgpack.Decoder(union)
 
-    def decode(self, data: bytes | memoryview) -> Any:
-        """Return the message in `data`. Raises WireError, and nothing else, for all other bytes."""
-        size = len(data)
+    def size(self, data: bytes | bytearray | memoryview) -> int:
+        """Return the bytes of the message whose length `data` begins with. Raises WireError."""
+        (size,) = LENGTH.unpack_from(data)
+        return self._checked(size)
+
+    def _checked(self, size: int) -> int:
         if size > self.max_bytes:
             raise WireError(f"message has {size} bytes, the limit is {self.max_bytes}")
+        return size
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """Return the message in `data`. Raises WireError, and nothing else, for all other bytes."""
+        size = self._checked(len(data))
         if size < 2:
             raise WireError(f"message has {size} bytes, too few for one")
         if data[0] != VERSION:

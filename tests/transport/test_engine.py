@@ -178,7 +178,7 @@ def test_a_segment_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path)
 
 
 def test_memory_counts_beside_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "available_memory", lambda: 100 * 2**20)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100 * 2**20))
     assert "the machine has 104857600 available" in shortage(50 * 2**20, tmp_path)
     assert shortage(30 * 2**20, tmp_path) == ""
 
