@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from mooncake_lite.config.files import replace_file
 from mooncake_lite.errors import ConfigError
 
 
@@ -57,14 +58,10 @@ def write_out(option: str, path: Path, content: bytes) -> None:
     Raises ConfigError, which names the option.
     """
     file = Path(os.path.realpath(path))
-    draft = file.with_name(f".{os.getpid()}.part")
     try:
         if file.exists() and not file.is_file():
             file.write_bytes(content)
-            return
-        draft.write_bytes(content)
-        draft.replace(file)
+        else:
+            replace_file(file, content)
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be written: {error.strerror}") from None
-    finally:
-        draft.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from mooncake_lite.config.files import replace_file
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.exec_child import follow_parent
 from mooncake_lite.launch.run_dir import RankState, RunDir, remove_segments
@@ -122,14 +123,8 @@ class RankFile:
             self._store()
 
     def _store(self) -> None:
-        path = self._folder / f"rank-{self._state.rank}.json"
-        half = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            half.write_bytes(msgspec.json.encode(self._state))
-            half.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                half.unlink()
+        with contextlib.suppress(OSError):
+            replace_file(self._folder / f"rank-{self._state.rank}.json", msgspec.json.encode(self._state))
 
 
 def forget_shared_memory() -> None:

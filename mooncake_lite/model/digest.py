@@ -13,6 +13,7 @@ from pathlib import Path
 import xxhash
 
 from mooncake_lite.config import cache
+from mooncake_lite.config.files import replace_file
 from mooncake_lite.errors import CacheError
 
 DIGEST_BYTES = 16
@@ -76,10 +77,7 @@ def _recall(key: str) -> bytes | None:
 
 def _remember(key: str, digest: bytes) -> None:
     try:
-        folder = cache.subfolder("digests")
-        draft = folder / f".{key}.{os.getpid()}"
-        draft.write_bytes(digest + _proof(key, digest))
-        os.replace(draft, folder / key)
+        replace_file(cache.subfolder("digests") / key, digest + _proof(key, digest))
     except (OSError, CacheError):
         return
 

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 import kernels_numba
 from mooncake_lite.config.cache import cache_errors, locked, subfolder
+from mooncake_lite.config.files import replace_file
 from mooncake_lite.config.machine import first_core
 from mooncake_lite.errors import CacheError
 from mooncake_lite.model.projection import MAX_ROWS_OF_X, Paths
@@ -137,10 +138,8 @@ class PathTable:
 
     def _write(self, table: Table) -> None:
         """Replace the file at once, so that no reader sees a part of it. Raises CacheError."""
-        part = self.path.with_suffix(f".{os.getpid()}.part")
         with cache_errors():
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
-            part.replace(self.path)
+            replace_file(self.path, msgspec.json.format(msgspec.json.encode(table), indent=1))
 
 
 def this_machine(threads: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ does not know is kept as it is. Drawn in docs/explain/emulation.md.
 
 from __future__ import annotations
 
-import os
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from mooncake_lite.config.files import replace_file
 from mooncake_lite.config.machine import machine
 from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.config.serve import ServeConfig
@@ -194,12 +194,7 @@ def model_fingerprint(model: ModelConfig) -> str:
 
 def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile file; a reader never sees half of it. Raises OSError."""
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        half.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
 
 
 def read_profile(path: Path) -> Profile:
