@@ -1,16 +1,23 @@
 """Running: the tests of a lab against the code of a tree, in a pytest process of their own.
 
+warm.py forks that process, because an interpreter and pytest take longer to start than most tests take.
 Used by `labs check`, `grade` and `dev check`. It takes a tree as it is; who strips and fills it in is another
 file. Explained in docs/explain/labs.md, "The judge".
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -23,6 +30,8 @@ from mooncake_lite.labs.sandbox import Level
 NOTHING_COLLECTED = 5
 SECONDS = 900.0
 """A run that takes longer has a judge that hangs: the children have limits of their own."""
+_START = threading.Lock()
+"""Submissions are graded in several threads."""
 
 
 def run_tests(
@@ -53,28 +62,54 @@ def run_tests(
         run = Run(str(tree), lab.number, dict(seeds), level, str(results), gpu)
         (Path(folder) / "run.json").write_bytes(msgspec.json.encode(run))
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
-        command = [sys.executable, "-m", "pytest", "-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}"]
-        command += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
-        command += ["-p", "no:cacheprovider"]
-        command += [f"--confcutdir={root / 'tests/labs'}", *(["-k", " or ".join(only)] if only else [])]
-        try:
-            done = subprocess.run(
-                [*command, *map(str, files)],
-                cwd=root,
-                env=_environment(root),
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s") from None
-        if done.returncode == NOTHING_COLLECTED or not results.exists():
-            raise LabError(f"nothing was tested: {_last_words(done.stdout + done.stderr)}")
+        arguments = ["-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}", "-p", "no:cacheprovider"]
+        arguments += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
+        arguments += [f"--confcutdir={root / 'tests/labs'}", *(["-k", " or ".join(only)] if only else [])]
+        code, said = _pytest(root, Path(folder), [*arguments, *map(str, files)])
+        if code is None:
+            raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s")
+        if code == NOTHING_COLLECTED or not results.exists():
+            raise LabError(f"nothing was tested: {_last_words(said)}")
         outcome = msgspec.json.decode(results.read_bytes(), type=Outcome)
-    if done.returncode not in (0, 1) or not outcome.cases:
-        raise LabError(f"the tests of lab {lab.number} cannot run: {_last_words(done.stdout + done.stderr)}")
+    if code not in (0, 1) or not outcome.cases:
+        raise LabError(f"the tests of lab {lab.number} cannot run: {_last_words(said)}")
     return outcome
+
+
+def _pytest(root: Path, folder: Path, arguments: list[str]) -> tuple[int | None, str]:
+    """Run pytest in a child of the warmed parent. Return its exit code, None out of time, and its output."""
+    ended, output = folder / "ended", folder / "output"
+    os.mkfifo(ended)
+    wanted = {"root": str(root), "env": _environment(root), "arguments": arguments}
+    wanted |= {"ended": str(ended), "output": str(output)}
+    lines, deadline, closed = b"", time.monotonic() + SECONDS, False
+    with open(os.open(ended, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as told:
+        with _START:
+            parent = _warmed()
+            assert parent.stdin is not None
+            parent.stdin.write(msgspec.json.encode(wanted) + b"\n")
+            parent.stdin.flush()
+        while not closed and time.monotonic() < deadline and parent.poll() is None:
+            if select.select([told], [], [], 1.0)[0]:
+                part = told.read(64)
+                closed, lines = not part, lines + part
+    said = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+    pid, *codes = map(int, lines.split() or [b"0"])
+    if pid and not closed:
+        os.kill(pid, signal.SIGKILL)
+        return None, said
+    return codes[0] if codes else -1, said
+
+
+@cache
+def _warmed() -> subprocess.Popen[bytes]:
+    """Start the warmed parent. It ends with this process."""
+    environment = _environment(Path("/"))
+    del environment["PYTHONPATH"]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("warm.py"))]
+    parent = subprocess.Popen(command, cwd="/", env=environment, stdin=subprocess.PIPE)
+    atexit.register(parent.communicate)
+    return parent
 
 
 def _environment(root: Path) -> dict[str, str]:

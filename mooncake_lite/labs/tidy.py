@@ -6,7 +6,6 @@ Used by `labs check` and `grade`. Explained in docs/explain/labs.md, "Points".
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import msgspec
 
@@ -37,15 +36,18 @@ def untidy(source: str, function: str) -> list[str]:
     said = []
     if (lines := len(body(source, function).splitlines())) > MOST_LINES:
         said.append(f"the region has {lines} lines, and {MOST_LINES} are enough")
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--output-format", "json"]
-    command += ["--select", RULES, "--line-length", str(LINE_LENGTH), "-"]
-    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+    options = ["--isolated", "--no-cache", "--output-format", "json", "--select", RULES]
+    options += ["--line-length", str(LINE_LENGTH), "-"]
+    why = ""
     try:
+        from ruff import find_ruff_bin  # the program itself: `python -m ruff` starts an interpreter first
+
+        command = [find_ruff_bin(), "check", *options]
+        done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+        why = done.stderr.strip()[:200]
         findings = msgspec.json.decode(done.stdout, type=list[_Finding])
-    except msgspec.MsgspecError:
-        raise LabError(
-            f"ruff does not run ({done.stderr.strip()[:200]}); pip install 'mooncake-lite[test]'"
-        ) from None
+    except (ImportError, FileNotFoundError, msgspec.MsgspecError) as error:
+        raise LabError(f"ruff does not run ({why or error}); pip install 'mooncake-lite[test]'") from None
     return said + [
         f"line {finding.location.row - span.begin} of the region: {finding.message}"
         for finding in findings

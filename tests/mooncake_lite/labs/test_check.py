@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import select
@@ -270,3 +271,25 @@ def test_each_run_has_an_empty_numba_cache_so_a_changed_callee_is_seen(tree: Pat
     assert [case.passed for case in (*first.cases, *second.cases)] == [True, False]
     assert "came back  7" in second.cases[0].message
     assert not list(tree.rglob("*.nb[ci]"))
+
+
+def test_runs_are_forked_from_one_process_and_no_module_of_a_run_is_there_in_the_next(tree: Path) -> None:
+    for path in (tree / LAB.tests).glob("test_*"):
+        path.unlink()
+    (tree / LAB.tests / "test_2a_state.py").write_text(
+        "import os, random, sys\n"
+        "import mooncake_lite.labs.judging as judging\n"
+        "def test_state(lab):\n"
+        "    left = [each for each in (sys, random, judging) if hasattr(each, 'left')]\n"
+        "    sys.left = random.left = judging.left = True\n"
+        "    lab.expect((left, judging.__file__, os.getcwd()), (os.getpid(), os.getppid()), '', '')\n"
+    )
+    said = []
+    for _ in range(2):
+        (case,) = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, level="none").cases
+        came_back, expected = (line[11:] for line in case.message.splitlines()[1:3])
+        assert came_back == repr(([], str(tree / "mooncake_lite/labs/judging.py"), str(tree)))
+        said.append(ast.literal_eval(expected))
+    (first, parent), (second, again) = said
+    assert first != second
+    assert parent == again != os.getpid()
