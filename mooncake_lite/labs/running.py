@@ -85,7 +85,9 @@ def _pytest(root: Path, folder: Path, arguments: list[str]) -> tuple[int | None,
     lines, deadline, closed = b"", time.monotonic() + SECONDS, False
     with open(os.open(ended, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as told:
         with _START:
-            parent = _warmed()
+            if (parent := _warmed()).poll() is not None:  # somebody has killed it
+                _warmed.cache_clear()
+                parent = _warmed()
             assert parent.stdin is not None
             parent.stdin.write(msgspec.json.encode(wanted) + b"\n")
             parent.stdin.flush()
