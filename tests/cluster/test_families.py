@@ -83,8 +83,10 @@ def test_a_pool_of_int8_blocks_has_keys_of_its_own_that_listeners_hear_and_an_ex
         cached = asking.ask_all(cluster.base_url, prompts)[1]
         assert all(0 in cached[first : first + 2] for first in range(0, len(prompts), 2)), "one of each pair"
         remove_all(where)
+        asking.ask_all(cluster.base_url, prompts[-1:])
+        assert wait_until(lambda: machine.metric(cluster.base_url, "pool_saving") == 0, 20)
     at_rest = json.loads(store_command("ls", tmp_path / "tier", "--json"))
-    assert {row["state"] for row in at_rest} <= {"removed"}
+    assert f"{key:016x}" in {row["key"] for row in at_rest if row["state"] == "served"}
     with Cluster(flags, tmp_path / "log 2") as cluster:
         cluster.wait_ready(START_LIMIT_S)
         exact = reference.greedy_texts(folder, prompts)
