@@ -8,6 +8,7 @@ file. Explained in docs/explain/labs.md, "The judge".
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import select
 import signal
@@ -85,22 +86,25 @@ def _pytest(root: Path, folder: Path, arguments: list[str]) -> tuple[int | None,
     lines, deadline, closed = b"", time.monotonic() + SECONDS, False
     with open(os.open(ended, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as told:
         with _START:
-            if (parent := _warmed()).poll() is not None:  # somebody has killed it
+            if (parent := _warmed()).poll() is not None:  # it was killed
                 _warmed.cache_clear()
                 parent = _warmed()
             assert parent.stdin is not None
             parent.stdin.write(msgspec.json.encode(wanted) + b"\n")
             parent.stdin.flush()
-        while not closed and time.monotonic() < deadline and parent.poll() is None:
-            if select.select([told], [], [], 1.0)[0]:
-                part = told.read(64)
-                closed, lines = not part, lines + part
+        try:
+            while not closed and time.monotonic() < deadline and parent.poll() is None:
+                if select.select([told], [], [], 1.0)[0]:
+                    part = told.read(64)
+                    closed, lines = not part, lines + part
+        finally:
+            pid, *codes = map(int, lines.split() or [b"0"])
+            if pid and not closed:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
     said = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
-    pid, *codes = map(int, lines.split() or [b"0"])
-    if pid and not closed:
-        os.kill(pid, signal.SIGKILL)
-        return None, said
-    return codes[0] if codes else -1, said
+    out_of_time = not closed and parent.poll() is None
+    return None if out_of_time else codes[0] if codes else -1, said
 
 
 @cache

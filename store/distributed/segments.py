@@ -266,7 +266,7 @@ class Lending:
         """Return the bytes by which its used part may grow until the next beat.
 
         Half of what is left, for other lenders of the machine grow, too; less a reserve for what `prepare`
-        takes ahead.
+        takes ahead, which is planned anew here.
         """
         left = memory_left()
         return max(0, left - RESERVE_BYTES - self.memory.plan(left)) // 2

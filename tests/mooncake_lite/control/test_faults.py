@@ -363,7 +363,7 @@ MISTAKES = {
     "nothing is leased": Mistake(Directory, "lease", skip, 117),
     "every quarantine ends at once": Mistake(Quarantine, "ended", lambda self, now: list(self._entries), 77),
     "nothing is given up or checked": Mistake(Grants, "check", lambda self, now: [], 117),
-    "nobody tries again": Mistake(Requests, "lose", Requests.fail, 117),
+    "a lost request is not tried again": Mistake(Requests, "lose", Requests.fail, 117),
     "epochs do not matter": Mistake(Control, "_is_of_this_epoch", lambda self, event: True, 83),
     "attempts do not matter": Mistake(Requests, "current", attempts_do_not_matter, 96),
     "ends are not told": Mistake(Requests, "fail_all", skip, 113),

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mooncake_lite.errors import LabError
@@ -23,7 +24,7 @@ from mooncake_lite.labs.judging import Counted
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
 from tests.mooncake_lite.labs.trees import ROOT, edit, labs
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 LAB = lab_in(ROOT, 2)
 KEYS = "store/keys.py"
@@ -285,11 +286,28 @@ def test_runs_are_forked_from_one_process_and_no_module_of_a_run_is_there_in_the
         "    lab.expect((left, judging.__file__, os.getcwd()), (os.getpid(), os.getppid()), '', '')\n"
     )
     said = []
-    for _ in range(2):
+    for _ in range(3):
         (case,) = run_tests(tree, LAB, ["2a"], tree, {"public": 1}, level="none").cases
         came_back, expected = (line[11:] for line in case.message.splitlines()[1:3])
         assert came_back == repr(([], str(tree / "mooncake_lite/labs/judging.py"), str(tree)))
         said.append(ast.literal_eval(expected))
-    (first, parent), (second, again) = said
+        if len(said) == 2:
+            os.kill(said[1][1], signal.SIGKILL)
+            assert wait_until(lambda: psutil.Process(said[1][1]).status() == psutil.STATUS_ZOMBIE)
+    (first, parent), (second, again), (_, anew) = said
     assert first != second
     assert parent == again != os.getpid()
+    assert anew not in (parent, os.getpid()), "a parent that was killed is replaced"
+
+
+def test_a_run_whose_parent_is_killed_ends_and_says_that_nothing_was_tested(tree: Path) -> None:
+    for path in (tree / LAB.tests).glob("test_*"):
+        path.unlink()
+    (tree / LAB.tests / "test_2a_killed.py").write_text(
+        "import os, signal, time\n"
+        "def test_killed(lab):\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "    time.sleep(60)\n"
+    )
+    with pytest.raises(LabError, match="nothing was tested"):
+        run_tests(tree, LAB, ["2a"], tree, {"public": 1}, level="none")
