@@ -23,7 +23,8 @@ HELPERS = (
     *("register_blocks.py", "row_kernels.py", "runtime.py", "streaming.py", "vectors.py", "vectors_codes.py"),
     "words.py",
 )
-"""Files whose functions or constants are compiled into the kernels of other files."""
+"""Files of this package, by their paths in it, whose functions or constants are compiled into the kernels of
+other files."""
 
 
 def _helpers_digest() -> str:
@@ -34,7 +35,7 @@ def _helpers_digest() -> str:
     """
     digest = hashlib.sha256()
     for name in HELPERS:
-        digest.update(Path(__file__).with_name(name).read_bytes())
+        digest.update((Path(__file__).parent / name).read_bytes())
     return digest.hexdigest()[:12]
 
 

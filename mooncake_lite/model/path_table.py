@@ -38,8 +38,8 @@ WAIT_S = 60.0
 Measuring the default model takes about 2 s on two idle cores."""
 MOST_KINDS = 512
 """Kinds of layers in a table: about 100 models. A table that would get more begins anew."""
-_KERNELS = ("linear_*.py", "vectors*.py", "numerics.py", "runtime.py")
-"""Files of kernels_numba that the speed of a linear layer depends on."""
+_KERNELS = ("linear_*.py", "vectors*.py", "numerics.py", "runtime.py", "words.py")
+"""Names of the files in kernels_numba, in whatever folder, that the speed of a linear layer depends on."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -168,10 +168,15 @@ def _processor() -> tuple[str, str]:
     return model, told.get("flags") or told.get("Features") or ""
 
 
+def kernel_files() -> list[Path]:
+    """Return the files that _KERNELS names."""
+    folder = Path(kernels_numba.__file__).parent
+    return sorted(path for pattern in _KERNELS for path in folder.rglob(pattern))
+
+
 def _kernels_digest() -> str:
     """A digest of the kernels' sources: with other kernels other limits hold."""
-    folder = Path(kernels_numba.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _KERNELS for path in folder.glob(pattern)):
+    for path in kernel_files():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

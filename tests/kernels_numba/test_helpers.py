@@ -1,4 +1,5 @@
-"""runtime.HELPERS names every file whose code is compiled into kernels of another file, and no other."""
+"""Two lists of files whose change makes something on disk stale: runtime.HELPERS for compiled kernels, and
+path_table.kernel_files for the measured paths of linear layers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 
 import kernels_numba
 from kernels_numba.runtime import HELPERS
+from mooncake_lite.model.path_table import kernel_files
 
 pytestmark = pytest.mark.quick
 
@@ -22,13 +24,19 @@ def names(tree: ast.AST) -> set[str]:
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
-    """Name -> the file of this package that it comes from."""
+    """Name -> the file of this package that it comes from, or that it is, as a path in the package."""
     return {
-        one.asname or one.name: f"{node.module.removeprefix('kernels_numba.')}.py"
+        one.asname or one.name: file_of(node.module.split(".")[1:], one.name)
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("kernels_numba.")
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "kernels_numba"
         for one in node.names
     }
+
+
+def file_of(folders: list[str], name: str) -> str:
+    """words.py for `from kernels_numba import words`, and for `from kernels_numba.words import word`."""
+    inner = "/".join([*folders, f"{name}.py"])
+    return inner if (FOLDER / inner).is_file() else f"{'/'.join(folders) or '__init__'}.py"
 
 
 def compiled_in(tree: ast.Module) -> set[str]:
@@ -45,9 +53,27 @@ def compiled_in(tree: ast.Module) -> set[str]:
     return {origin[name] for name in used & set(origin)}
 
 
+def parsed() -> dict[str, ast.Module]:
+    """{path of a file in this package: its syntax tree}"""
+    paths = sorted(FOLDER.rglob("*.py"))
+    return {
+        path.relative_to(FOLDER).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths
+    }
+
+
 def test_an_edit_of_any_file_that_is_compiled_into_another_one_starts_a_fresh_cache() -> None:
-    trees = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")}
+    trees = parsed()
     for_cpu = {name: tree for name, tree in trees.items() if "runtime.py" in set(imported(tree).values())}
     derived = set().union(*map(compiled_in, for_cpu.values()))
     derived |= set().union(*(compiled_in(trees[name]) for name in derived))  # what helpers are made of
+    assert len(for_cpu) > 15
     assert sorted(HELPERS) == sorted(derived)
+
+
+def test_an_edit_of_any_file_that_linear_layers_are_compiled_from_measures_their_paths_anew() -> None:
+    trees = parsed()
+    found = {name for name in trees if Path(name).name.startswith("linear_")}
+    assert len(found) == 6
+    while new := set().union(*(compiled_in(trees[name]) for name in found)) - found:
+        found |= new
+    assert {path.relative_to(FOLDER).as_posix() for path in kernel_files()} == found | {"runtime.py"}
