@@ -1,7 +1,8 @@
 """KV events: blocks that the pool stores and removes, in vLLM's wire format, for routers and monitors.
 
 Fed by the conductor with the directory's events, which also feed the scheduler's index; sent by
-`transport.publisher`. Pure: no socket, time is an argument. Explained in docs/reference/kv-events.md.
+`transport.messaging.publisher`. Pure: no socket, time is an argument.
+Explained in docs/reference/kv-events.md.
 
 The interface is vLLM's (`vllm/distributed/kv_events.py`); what it calls a block hash is our prefix key.
 """

@@ -66,6 +66,9 @@ ROOMS = {
         "policies": {"ranking"},
         "distributed": {"allocator", "directory", "layout", "objects", "ranking"},
     },
+    "transport": {
+        "messaging": {"wire"},
+    },
 }
 """package -> folder -> what else of the package it may import besides `errors`: folders, and files that stand
 beside them."""

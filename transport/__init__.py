@@ -2,5 +2,7 @@
 
 Used by `store` and by the roles of `mooncake_lite`; knows nothing of KV, models or requests.
 Importing this package loads neither MPI nor ZeroMQ. Import from its modules
-(`wire`, `channel`, `membership`, `world`, `engine`, `address`, `errors`).
+(`wire`, `channel`, `membership`, `world`, `engine`, `errors`).
+
+    channel, membership   typed messages and heartbeats; their parts are in messaging/
 """

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from transport.curve import CurveKeys
-from transport.descriptors import are_left, raise_limit
 from transport.errors import ChannelError, WireError
-from transport.waker import Waker
+from transport.messaging.curve import CurveKeys
+from transport.messaging.descriptors import are_left, raise_limit
+from transport.messaging.waker import Waker
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
 __all__ = ["Counters", "CurveKeys", "Hub", "Spoke"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from transport.channel import CurveKeys, Hub, Spoke
-from transport.pids import ProcessWatch, process_is_stopped
+from transport.messaging.pids import ProcessWatch, process_is_stopped
 from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 

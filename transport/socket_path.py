@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from transport import errors
-from transport.address import reachable_address
 from transport.jobs import Ended, TransferJob
 from transport.lent import LentBuffers
+from transport.messaging.address import reachable_address
 from transport.sockets import BytesClient, BytesServer
 from transport.sockets_server import SLOWEST_BYTES_PER_S
 from transport.threads import OnFatal, start_thread

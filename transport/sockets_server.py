@@ -18,8 +18,8 @@ import numpy as np
 
 from transport import errors
 from transport import sockets_messages as say
-from transport.descriptors import raise_limit
 from transport.lent import LentBuffers
+from transport.messaging.descriptors import raise_limit
 from transport.socket_io import Connection, check_secret, welcome
 from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder

@@ -19,7 +19,7 @@ from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from store.kv_events import EventTranslator
 from store.objects import BlockRemoved, BlockStored
-from transport.publisher import Publisher
+from transport.messaging.publisher import Publisher
 
 
 class KVEventStream(Observer):

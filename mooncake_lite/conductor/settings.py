@@ -18,7 +18,7 @@ from mooncake_lite.control import ControlConfig
 from mooncake_lite.control.events import RankLost
 from scheduler.costs import CostConfig
 from store.layout import BlockLayout
-from transport.curve import CurveKeys
+from transport.messaging.curve import CurveKeys
 
 GUESS = CostConfig()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from mooncake_lite.errors import ConfigError
 from transport.errors import ChannelError
-from transport.publisher import check_local
+from transport.messaging.publisher import check_local
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

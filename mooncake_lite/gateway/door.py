@@ -16,7 +16,7 @@ from typing import Any
 from mooncake_lite.config.origins import Origins
 from mooncake_lite.gateway.cross_origin import headers_for
 from mooncake_lite.gateway.plumbing import crowded, error_answer
-from transport.descriptors import EXHAUSTED, raise_limit
+from transport.messaging.descriptors import EXHAUSTED, raise_limit
 
 OTHER_DESCRIPTORS = 96
 """Descriptors that connections leave: for the gateway itself some 30, UNASKED, LINGERING, and 34 to spare."""

@@ -14,7 +14,7 @@ import msgspec
 from mooncake_lite.config.reading import config_from, read_private
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
-from transport.curve import CurveKeys
+from transport.messaging.curve import CurveKeys
 
 FILE_NAME = "gateway.json"
 

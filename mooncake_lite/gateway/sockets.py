@@ -18,8 +18,8 @@ import zmq.asyncio
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.messages import TO_GATEWAY, TO_GATEWAY_TOKENS, Tokens
 from transport.channel import IPC_PATH_BYTES
-from transport.curve import CurveKeys
 from transport.errors import WireError
+from transport.messaging.curve import CurveKeys
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
 QUEUE_MESSAGES = 10_000

@@ -35,9 +35,9 @@ from mooncake_lite.ranks.traced import rank_tracer
 from mooncake_lite.tracing.tracer import Tracer
 from scheduler.instance import Staging
 from transport.channel import Spoke
-from transport.curve import CurveKeys
 from transport.engine import TransferEngine
 from transport.membership import Heart
+from transport.messaging.curve import CurveKeys
 from transport.wire import Decoder
 from transport.world import World
 

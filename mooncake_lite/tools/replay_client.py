@@ -30,7 +30,7 @@ from mooncake_lite.tools.client import (
 from mooncake_lite.workloads.metrics import COMPLETED, FAILED, REJECTED, Record
 from mooncake_lite.workloads.text import prompt_of, text_of_block
 from mooncake_lite.workloads.traces import Trace, TraceRequest
-from transport.descriptors import raise_limit
+from transport.messaging.descriptors import raise_limit
 
 CONNECT_LIMIT_S, PROBE_LIMIT_S = 10.0, 120.0
 LOST_S = 30.0

@@ -38,8 +38,8 @@ from store.distributed.replicas import QueryTaskResponse, ReplicaDescriptor
 from store.distributed.session import Session, forget_in_children
 from store.distributed.tensors import Tensors
 from store.errors import StoreError
-from transport.curve import CurveKeys
 from transport.errors import ChannelError
+from transport.messaging.curve import CurveKeys
 
 KEYS_VARIABLE = "MOONCAKE_LITE_STORE_KEYS"
 """The variable that names the key file of a master on another machine."""

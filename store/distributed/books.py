@@ -20,7 +20,7 @@ from store.distributed.shared_table import TableWriter, name_hash
 from store.errors import PoolFull, StoreError, UnknownObject
 from store.layout import BlockLayout
 from store.objects import Wanted
-from transport.descriptors import Reserve
+from transport.messaging.descriptors import Reserve
 
 HIGH_WATER = 0.9
 """Share of the capacity above which eviction starts: Mooncake Store's."""

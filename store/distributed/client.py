@@ -25,8 +25,8 @@ from store.distributed.segments import Lending, Readable, Segments, Warmer
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.distributed.writer import Writer
 from store.errors import StoreError
-from transport.address import address_towards
-from transport.curve import CurveKeys
+from transport.messaging.address import address_towards
+from transport.messaging.curve import CurveKeys
 from transport.threads import start_thread
 
 BEAT_S = 1.0

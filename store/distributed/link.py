@@ -20,11 +20,11 @@ import msgspec
 
 from store.distributed import messages as say
 from store.distributed.codes import BAD_PARAMETERS, NO_MASTER, CodeError
-from transport.address import address_of, tcp_endpoint
 from transport.channel import Spoke
-from transport.curve import CurveKeys
 from transport.errors import ChannelError, WireError
-from transport.lines import Line
+from transport.messaging.address import address_of, tcp_endpoint
+from transport.messaging.curve import CurveKeys
+from transport.messaging.lines import Line
 from transport.wire import Decoder
 
 CALL_S = 5.0

@@ -27,11 +27,11 @@ from store.distributed.shared_table import TOKEN_BYTES, TableWriter
 from store.distributed.tasks import Tasks
 from store.errors import StoreError
 from transport.channel import Hub
-from transport.curve import CurveKeys
-from transport.descriptors import raise_limit
 from transport.errors import WireError
-from transport.lines import LineServer
-from transport.pids import ProcessWatch
+from transport.messaging.curve import CurveKeys
+from transport.messaging.descriptors import raise_limit
+from transport.messaging.lines import LineServer
+from transport.messaging.pids import ProcessWatch
 from transport.wire import Decoder
 
 log = logging.getLogger("mooncake_lite.store")

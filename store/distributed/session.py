@@ -17,8 +17,8 @@ from store.distributed.client import Client
 from store.distributed.config import Setup
 from store.distributed.copying import Copying
 from store.errors import StoreError
-from transport.curve import CurveKeys
 from transport.errors import ChannelError
+from transport.messaging.curve import CurveKeys
 from transport.threads import start_thread
 
 REJOIN_S = 0.5

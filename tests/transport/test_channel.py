@@ -15,9 +15,9 @@ import zmq
 
 from tests.mpi import ROOT
 from transport import channel
-from transport.address import reserved_port
 from transport.channel import QUEUE_MESSAGES, CurveKeys, Hub, Spoke
 from transport.errors import ChannelError, WireError
+from transport.messaging.address import reserved_port
 from transport.wire import Decoder, encode
 
 pytestmark = pytest.mark.quick

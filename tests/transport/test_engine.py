@@ -10,11 +10,11 @@ import pytest
 
 from tests.patience import wait_until
 from transport import segments
-from transport.address import address_towards, reachable_address, tcp_endpoint
 from transport.batch import byte_view
 from transport.copier import PIECE_BYTES
 from transport.engine import Transfer, TransferEngine
 from transport.errors import BadTransfer, ChannelError, EngineClosed, PeerLost, SegmentError, TransferTimeout
+from transport.messaging.address import address_towards, reachable_address, tcp_endpoint
 from transport.segments import Segments, shortage
 
 pytestmark = pytest.mark.quick
@@ -200,7 +200,7 @@ def test_a_view_of_an_array_is_no_copy() -> None:
 def test_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address_towards("127.0.0.1") is None
     assert address_towards("no.such.host.invalid") is None
-    monkeypatch.setattr("transport.address.address_towards", lambda host: None)
+    monkeypatch.setattr("transport.messaging.address.address_towards", lambda host: None)
     with pytest.raises(ChannelError, match="no address"):
         reachable_address(["node-2"])
     assert reachable_address(["node-2"], override="10.1.2.3") == "10.1.2.3"
@@ -208,7 +208,7 @@ def test_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_first_host_that_can_be_reached_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"node-2": None, "node-3": "10.0.0.7"}
-    monkeypatch.setattr("transport.address.address_towards", known.get)
+    monkeypatch.setattr("transport.messaging.address.address_towards", known.get)
     assert reachable_address(["node-2", "node-3"]) == "10.0.0.7"
 
 

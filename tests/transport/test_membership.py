@@ -15,7 +15,7 @@ from tests.patience import patient, wait_until
 from transport import membership
 from transport.channel import CurveKeys, Spoke
 from transport.membership import Beat, BeatAnswer, Heart, Monitor
-from transport.pids import ProcessWatch, process_exists
+from transport.messaging.pids import ProcessWatch, process_exists
 from transport.wire import Decoder
 
 LIMIT_S = 20.0

@@ -35,10 +35,10 @@ from mooncake_lite.model.stages import Stage
 from mooncake_lite.ranks.computing.loop import StepRunner
 from mooncake_lite.ranks.conductor_link import ConductorLink
 from scheduler.instance import Late, TransferEnded
-from transport.address import reachable_address, tcp_endpoint
 from transport.channel import Hub, Spoke
-from transport.curve import CurveKeys
 from transport.engine import TransferEngine
+from transport.messaging.address import reachable_address, tcp_endpoint
+from transport.messaging.curve import CurveKeys
 from transport.wire import Decoder
 from transport.world import World
 

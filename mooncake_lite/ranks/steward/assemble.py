@@ -33,13 +33,13 @@ from mooncake_lite.ranks.steward.children import Child
 from mooncake_lite.ranks.steward.loop import Steward
 from mooncake_lite.ranks.steward.losses import LossQueue
 from mooncake_lite.ranks.traced import rank_tracer
-from transport.address import reachable_address, reserved_port, tcp_endpoint
 from transport.channel import Spoke
-from transport.curve import CurveKeys
 from transport.engine import TransferEngine
 from transport.errors import ChannelError
 from transport.membership import Monitor
-from transport.publisher import Publisher
+from transport.messaging.address import reachable_address, reserved_port, tcp_endpoint
+from transport.messaging.curve import CurveKeys
+from transport.messaging.publisher import Publisher
 from transport.wire import Decoder
 from transport.world import World
 

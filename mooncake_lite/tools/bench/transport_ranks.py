@@ -18,8 +18,8 @@ import numpy as np
 
 from mooncake_lite.launch.rank_process import die_with_parent, forget_shared_memory
 from mooncake_lite.tools.bench.result import Other, Row, median_seconds
-from transport.address import reachable_address
 from transport.engine import Transfer, TransferEngine
+from transport.messaging.address import reachable_address
 from transport.threads import start_thread
 from transport.world import World
 

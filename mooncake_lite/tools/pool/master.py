@@ -18,7 +18,7 @@ import click
 from mooncake_lite.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transport.curve import CurveKeys
+    from transport.messaging.curve import CurveKeys
 
 STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 DEFAULT_LEASE_MS = 10_000
@@ -62,8 +62,8 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
     SIGTERM or Ctrl-C.
     """
     from store.distributed.master import Master
-    from transport.address import tcp_endpoint
     from transport.errors import ChannelError
+    from transport.messaging.address import tcp_endpoint
 
     try:
         curve = _keys(key_file) if key_file is not None else None
@@ -87,7 +87,7 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
 
 def _address(host: str) -> str:
     """Of a host name or an address. Raises ConfigError."""
-    from transport.address import address_of
+    from transport.messaging.address import address_of
 
     try:
         return address_of(host)
@@ -97,8 +97,8 @@ def _address(host: str) -> str:
 
 def _keys(path: Path) -> CurveKeys:
     """The keys in this file, made and written for its owner alone when there are none."""
-    from transport.curve import CurveKeys
     from transport.errors import ChannelError
+    from transport.messaging.curve import CurveKeys
 
     try:
         with contextlib.suppress(FileExistsError):

@@ -40,7 +40,7 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     posted,
 )
 from tests.patience import patient, wait_until
-from transport.curve import CurveKeys
+from transport.messaging.curve import CurveKeys
 
 BODY = {"prompt": "hello", "stream": True}
 

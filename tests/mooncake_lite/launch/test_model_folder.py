@@ -276,7 +276,7 @@ def test_under_ones_own_mpirun_rank_0_refuses_too(folder: Path, monkeypatch: pyt
     from mooncake_lite.errors import ModelError
     from mooncake_lite.launch.run_dir import ENVIRONMENT
     from mooncake_lite.ranks.steward import assemble
-    from transport.curve import CurveKeys
+    from transport.messaging.curve import CurveKeys
 
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     monkeypatch.setattr(assemble, "Child", lambda *_: pytest.fail("the gateway was made"))

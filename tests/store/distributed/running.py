@@ -17,7 +17,7 @@ from typing import Any
 from store import MooncakeDistributedStore
 from store.distributed import messages as say
 from store.distributed.master import Master
-from transport.curve import CurveKeys
+from transport.messaging.curve import CurveKeys
 
 MIB = 2**20
 LIMIT_S = 20.0

@@ -22,7 +22,7 @@ from tests.store.distributed.running import (
 )
 from tests.store.distributed.test_processes import CLIENT, say_to
 from tests.two_nodes import two_nodes
-from transport.curve import CurveKeys
+from transport.messaging.curve import CurveKeys
 
 
 def test_objects_cross_from_one_host_to_another(tmp_path: Path) -> None:

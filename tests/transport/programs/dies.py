@@ -17,7 +17,7 @@ from tests.patience import patient, wait_until
 from tests.transport.programs.harness import run
 from transport.engine import Transfer, TransferEngine
 from transport.errors import PeerLost, TransferTimeout
-from transport.pids import process_exists
+from transport.messaging.pids import process_exists
 from transport.world import World
 
 MIB = 2**20

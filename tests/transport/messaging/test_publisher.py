@@ -12,7 +12,7 @@ import zmq
 
 from tests.patience import patient
 from transport.errors import ChannelError
-from transport.publisher import END, Publisher
+from transport.messaging.publisher import END, Publisher
 
 pytestmark = pytest.mark.quick
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from transport.descriptors import EXHAUSTED, Reserve, raise_limit
 from transport.errors import ChannelError, WireError
+from transport.messaging.descriptors import EXHAUSTED, Reserve, raise_limit
 from transport.wire import LENGTH, Decoder, framed
 
 _CREDENTIALS = struct.Struct("3i")

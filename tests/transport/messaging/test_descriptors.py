@@ -17,7 +17,7 @@ import pytest
 from tests.patience import wait_until
 from transport.channel import Hub, Spoke
 from transport.errors import TransferError
-from transport.lines import Line, LineServer
+from transport.messaging.lines import Line, LineServer
 from transport.sockets import BytesClient, BytesServer
 from transport.wire import Decoder
 

@@ -1,4 +1,4 @@
-"""transport.lines: questions and answers over a Unix socket, and what a bad peer cannot do."""
+"""transport.messaging.lines: questions and answers over a Unix socket, and what a bad peer cannot do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from tests.descriptors import no_descriptor_left
 from transport.errors import ChannelError, WireError
-from transport.lines import Line, LineServer
+from transport.messaging.lines import Line, LineServer
 from transport.wire import Decoder, encode
 
 pytestmark = pytest.mark.quick
