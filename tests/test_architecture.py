@@ -68,6 +68,7 @@ ROOMS = {
     },
     "transport": {
         "messaging": {"wire"},
+        "bulk": {"channel", "messaging", "threads", "wire", "world"},
     },
 }
 """package -> folder -> what else of the package it may import besides `errors`: folders, and files that stand

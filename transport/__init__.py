@@ -5,4 +5,6 @@ Importing this package loads neither MPI nor ZeroMQ. Import from its modules
 (`wire`, `channel`, `membership`, `world`, `engine`, `errors`).
 
     channel, membership   typed messages and heartbeats; their parts are in messaging/
+    engine, world         transfers of bytes, and MPI; the parts of the engine are in bulk/
+    wire, threads         the encoding of messages; the one way to start a thread
 """

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transport.batch import Batch, Copy, Transfer, Way, byte_view
-from transport.copier import INLINE_BYTES, Copier
+from transport.bulk.batch import Batch, Copy, Transfer, Way, byte_view
+from transport.bulk.copier import INLINE_BYTES, Copier
+from transport.bulk.jobs import TransferJob, jobs_of
+from transport.bulk.lent import LentBuffers
+from transport.bulk.links import Link
+from transport.bulk.remote import REMOTE_PATHS, PathCounters, Remote
+from transport.bulk.segments import Segments
 from transport.errors import BadTransfer, EngineClosed, PeerLost, TransferError
-from transport.jobs import TransferJob, jobs_of
-from transport.lent import LentBuffers
-from transport.links import Link
-from transport.remote import REMOTE_PATHS, PathCounters, Remote
-from transport.segments import Segments
 from transport.threads import OnFatal
 
 if TYPE_CHECKING:

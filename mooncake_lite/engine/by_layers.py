@@ -31,7 +31,7 @@ from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance import JobId, TransferEnded
 from scheduler.instance.step import LayerLoad, WriteGroup
 from store.layout import check_of, checksum
-from transport.batch import Batch, Transfer
+from transport.bulk.batch import Batch, Transfer
 from transport.errors import TransferError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from mooncake_lite.messages import BlockRef
 from scheduler.instance import TransferEnded
 from store.layout import BlockLayout, check_of
-from transport.batch import Batch, Transfer
+from transport.bulk.batch import Batch, Transfer
 from transport.errors import TransferError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from mooncake_lite.launch.rank_process import die_with_parent, forget_shared_memory
+from transport.bulk.links import LARGE_BYTES, SMALL_BYTES
 from transport.engine import Link, Transfer, TransferEngine
 from transport.errors import TransferError
-from transport.links import LARGE_BYTES, SMALL_BYTES
 from transport.world import World
 
 BUDGET_S = 20.0

@@ -21,7 +21,7 @@ PUT_LIMIT_NS = 30 * 10**9
 LATE_WRITES_NS = 120 * 10**9
 """Time in which bytes that a client had sent over TCP may still arrive after it was cut off.
 
-`transport.sockets_server` gives a write 30 s, and its bytes the time that they take.
+`transport.bulk.sockets_server` gives a write 30 s, and its bytes the time that they take.
 """
 
 SPARE_SHARE = 1 / 32

@@ -24,8 +24,8 @@ from store.distributed.memory_left import memory_left
 from store.distributed.shared_table import OFFSET_BITS, OFFSET_MASK
 from store.errors import StoreError
 from store.objects import pieces
+from transport.bulk.sockets import BytesClient, BytesServer
 from transport.errors import TransportError
-from transport.sockets import BytesClient, BytesServer
 from transport.threads import start_thread
 
 SECRET_BYTES = 32

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.patience import wait_until
-from transport import segments
-from transport.batch import byte_view
-from transport.copier import PIECE_BYTES
+from transport.bulk import segments
+from transport.bulk.batch import byte_view
+from transport.bulk.copier import PIECE_BYTES
+from transport.bulk.segments import Segments, shortage
 from transport.engine import Transfer, TransferEngine
 from transport.errors import BadTransfer, ChannelError, EngineClosed, PeerLost, SegmentError, TransferTimeout
 from transport.messaging.address import address_towards, reachable_address, tcp_endpoint
-from transport.segments import Segments, shortage
 
 pytestmark = pytest.mark.quick
 

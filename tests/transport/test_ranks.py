@@ -141,7 +141,7 @@ def test_a_world_of_one_process_needs_no_mpirun_and_leaves_no_file(tmp_path: Pat
 def test_importing_the_package_loads_neither_mpi_nor_torch() -> None:
     modules = "transport, transport.wire, transport.channel, transport.membership, transport.engine"
     code = (
-        f"import sys, {modules}, transport.world, transport.courier\n"
+        f"import sys, {modules}, transport.world, transport.bulk.courier\n"
         "print(sorted({'mpi4py', 'torch', 'numba'} & set(sys.modules)))\n"
     )
     run = subprocess.run(

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from tests.patience import wait_until
-from transport import copier, sockets_server
-from transport.batch import Batch
-from transport.copier import PIECE_BYTES, Copier
-from transport.courier import Courier
+from transport.bulk import copier, sockets_server
+from transport.bulk.batch import Batch
+from transport.bulk.copier import PIECE_BYTES, Copier
+from transport.bulk.courier import Courier
+from transport.bulk.jobs import TransferJob
+from transport.bulk.lent import LentBuffers
+from transport.bulk.one_sided import OneSided
+from transport.bulk.socket_path import SocketPath
+from transport.bulk.sockets import BytesClient, BytesServer
 from transport.errors import PeerLost, TransferError
-from transport.jobs import TransferJob
-from transport.lent import LentBuffers
 from transport.membership import Heart, Monitor
-from transport.one_sided import OneSided
-from transport.socket_path import SocketPath
-from transport.sockets import BytesClient, BytesServer
 from transport.threads import start_thread
 
 pytestmark = pytest.mark.quick

@@ -29,7 +29,7 @@ from mooncake_lite.tools.bench.result import Other, Row
 from mooncake_lite.tools.client import TRACED
 from scheduler.instance import JobId, Step
 from scheduler.instance.step import Chunk, LayerLoad
-from transport.batch import Transfer
+from transport.bulk.batch import Transfer
 
 WHOLE = "after computing"
 

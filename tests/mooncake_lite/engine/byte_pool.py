@@ -10,7 +10,7 @@ import numpy as np
 
 from store.objects import BlockRef
 from store.tier import HDF5Tier
-from transport.batch import Transfer
+from transport.bulk.batch import Transfer
 
 
 class _Ended:

@@ -30,7 +30,7 @@ from mooncake_lite.model.weights import Weights
 from scheduler.instance import Result, Step
 from store.layout import BlockLayout
 from tests.mooncake_lite.engine.byte_pool import BytePool
-from transport.batch import Transfer
+from transport.bulk.batch import Transfer
 from transport.wire import DEFAULT_MAX_BYTES, Decoder, encode
 
 SLOTS, ROWS = 2, 1024

@@ -21,7 +21,7 @@ from mooncake_lite.engine.staging import StagingBlocks
 from scheduler.instance.step import LayerLoad, WriteGroup
 from store.layout import BlockLayout, check_of
 from store.objects import BlockRef
-from transport.batch import Transfer
+from transport.bulk.batch import Transfer
 from transport.errors import PeerLost
 
 pytestmark = pytest.mark.quick

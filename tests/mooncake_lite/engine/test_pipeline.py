@@ -35,7 +35,7 @@ from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance import JobId, Late, Result, Step, TransferEnded
 from scheduler.instance.step import NO_TOKEN, Chunk, Draw, LandGroup, ReadGroup, Score, WriteGroup
 from store.layout import check_of
-from transport.batch import Transfer
+from transport.bulk.batch import Transfer
 from transport.errors import TransferError
 from transport.wire import Decoder, encode
 

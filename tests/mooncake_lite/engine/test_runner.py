@@ -19,7 +19,7 @@ from mooncake_lite.messages import BlockRef
 from scheduler.instance import Step, TransferEnded
 from scheduler.instance.step import Admission, Chunk, LandGroup, ReadGroup, SaveBlock, WriteGroup, WritePut
 from store.layout import check_of
-from transport.batch import Transfer
+from transport.bulk.batch import Transfer
 from transport.errors import BadTransfer, TransferError
 
 pytestmark = pytest.mark.quick

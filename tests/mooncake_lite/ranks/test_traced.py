@@ -25,7 +25,7 @@ from tests.mooncake_lite.conductor import test_conductor_role
 from tests.mooncake_lite.conductor.fake_hub import ROLES
 from tests.mooncake_lite.ranks.computing.test_machine import Rank, prefill, serve
 from tests.mooncake_lite.tracing.reading import Trace, read
-from transport.batch import Batch, Transfer
+from transport.bulk.batch import Batch, Transfer
 
 pytestmark = pytest.mark.quick
 

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from tests.patience import wait_until
+from transport.bulk.sockets import BytesClient, BytesServer
 from transport.channel import Hub, Spoke
 from transport.errors import TransferError
 from transport.messaging.lines import Line, LineServer
-from transport.sockets import BytesClient, BytesServer
 from transport.wire import Decoder
 
 pytestmark = pytest.mark.quick
@@ -104,7 +104,7 @@ def test_a_server_serves_more_connections_than_its_soft_limit_allows(asked: Any,
 def test_a_server_of_bytes_closes_connections_beyond_half_of_the_descriptors_and_says_so_once(
     name: str, value: Any, hint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"transport.sockets_server.{name}", value)
+    monkeypatch.setattr(f"transport.bulk.sockets_server.{name}", value)
     with closing(BytesServer(SECRET)) as server, ExitStack() as stack:
         server.expose(7, bytearray(b"hello"), writable=False)
         inside = [stack.enter_context(socket.create_connection(server.address)) for _ in range(3)]

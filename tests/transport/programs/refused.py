@@ -8,10 +8,10 @@ import pytest
 
 from tests.patience import patient, wait_until
 from tests.transport.programs.harness import run
+from transport.bulk.requests import MESSAGE_BYTES, Done, ReadRequest
 from transport.channel import CurveKeys, Spoke
 from transport.engine import Transfer, TransferEngine
 from transport.errors import TransferRefused
-from transport.requests import MESSAGE_BYTES, Done, ReadRequest
 from transport.wire import Decoder
 from transport.world import World
 

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport.batch import Batch, Transfer
-from transport.copier import Copier
-from transport.courier import Courier
+from transport.bulk.batch import Batch, Transfer
+from transport.bulk.copier import Copier
+from transport.bulk.courier import Courier
+from transport.bulk.jobs import TransferJob
+from transport.bulk.one_sided import OneSided
+from transport.bulk.remote import PathCounters, Remote
+from transport.bulk.requests import Accept, Cancel, Cancelled, Refuse
+from transport.bulk.socket_io import Connection, welcome
+from transport.bulk.sockets import BytesClient, BytesServer
+from transport.bulk.sockets_messages import EAGER_BYTES, REQUEST_BYTES, Request
 from transport.errors import (
     PeerLost,
     TransferCancelled,
@@ -22,13 +29,6 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
-from transport.jobs import TransferJob
-from transport.one_sided import OneSided
-from transport.remote import PathCounters, Remote
-from transport.requests import Accept, Cancel, Cancelled, Refuse
-from transport.socket_io import Connection, welcome
-from transport.sockets import BytesClient, BytesServer
-from transport.sockets_messages import EAGER_BYTES, REQUEST_BYTES, Request
 from transport.wire import Decoder
 
 pytestmark = pytest.mark.quick

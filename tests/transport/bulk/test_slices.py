@@ -1,4 +1,4 @@
-"""transport.slices: both sides cut the same ranges into the same messages, and lose no byte."""
+"""transport.bulk.slices: both sides cut the same ranges into the same messages, and lose no byte."""
 
 from collections import deque
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.slices import PACK_BYTES, SLICE_BYTES, WINDOW, Stream, plan
+from transport.bulk.slices import PACK_BYTES, SLICE_BYTES, WINDOW, Stream, plan
 
 pytestmark = pytest.mark.quick
 LENGTHS = st.lists(

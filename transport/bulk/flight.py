@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from transport.bulk.jobs import TransferJob
+from transport.bulk.slices import Part
 from transport.errors import TransferError
-from transport.jobs import TransferJob
-from transport.slices import Part
 
 
 @dataclass(slots=True, eq=False)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from transport import errors
-from transport import sockets_messages as say
-from transport.batch import byte_view
-from transport.socket_io import Connection, check_secret, greet
-from transport.sockets_server import BytesServer
+from transport.bulk import sockets_messages as say
+from transport.bulk.batch import byte_view
+from transport.bulk.socket_io import Connection, check_secret, greet
+from transport.bulk.sockets_server import BytesServer
 from transport.wire import Decoder
 
 __all__ = ["BytesClient", "BytesServer"]

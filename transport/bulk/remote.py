@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transport import errors, links
-from transport.batch import Batch, Way
-from transport.jobs import Path, TransferJob
-from transport.lent import LentBuffers
-from transport.socket_path import STREAMS, SocketPath
+from transport import errors
+from transport.bulk import links
+from transport.bulk.batch import Batch, Way
+from transport.bulk.jobs import Path, TransferJob
+from transport.bulk.lent import LentBuffers
+from transport.bulk.socket_path import STREAMS, SocketPath
 from transport.threads import OnFatal
 
 if TYPE_CHECKING:
-    from transport.courier import Courier
-    from transport.one_sided import OneSided
+    from transport.bulk.courier import Courier
+    from transport.bulk.one_sided import OneSided
     from transport.world import World
 
 ANY_SEGMENT = ("two_sided", "sockets")
@@ -93,7 +94,7 @@ class Remote:
         self._measuring = False
         others = [rank for rank in range(world.size) if rank not in near]
         if others and forced != "sockets":
-            from transport.courier import Courier
+            from transport.bulk.courier import Courier
 
             self._courier = Courier(world, lent, others, stall_s, self._ended, on_fatal)
             self._paths["two_sided"] = self._courier
@@ -108,7 +109,7 @@ class Remote:
         """Offer one-sided MPI if all ranks end together and MPI can make windows; alike at every rank."""
         answers = self._world.allgather_bytes(b"0" if self._world.survives_a_rank else b"1")
         if all(answer == b"1" for answer in answers):
-            from transport.one_sided import OneSided
+            from transport.bulk.one_sided import OneSided
 
             segment = lent.view(0)
             assert segment is not None

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from transport.bulk.flight import Flight
+from transport.bulk.jobs import Ended, TransferJob
+from transport.bulk.slices import Part, plan
 from transport.errors import PeerLost, TransferCancelled, TransferError, TransferTimeout, WorldError, why_over
-from transport.flight import Flight
-from transport.jobs import Ended, TransferJob
-from transport.slices import Part, plan
 from transport.threads import OnFatal, start_thread
 from transport.world import World, wait_for_end
 

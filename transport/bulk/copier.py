@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from transport.batch import Batch, Copy, Way
+from transport.bulk.batch import Batch, Copy, Way
 from transport.errors import TransferCancelled, TransferError
 from transport.threads import OnFatal, start_thread
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.patience import wait_until
-from transport.batch import Batch
+from transport.bulk.batch import Batch
+from transport.bulk.flight import Flight
+from transport.bulk.jobs import TransferJob
+from transport.bulk.one_sided import OneSided
 from transport.errors import EngineClosed, TransferCancelled, TransferError
-from transport.flight import Flight
-from transport.jobs import TransferJob
-from transport.one_sided import OneSided
 
 pytestmark = pytest.mark.quick
 

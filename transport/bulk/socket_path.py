@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from transport import errors
-from transport.jobs import Ended, TransferJob
-from transport.lent import LentBuffers
+from transport.bulk.jobs import Ended, TransferJob
+from transport.bulk.lent import LentBuffers
+from transport.bulk.sockets import BytesClient, BytesServer
+from transport.bulk.sockets_server import SLOWEST_BYTES_PER_S
 from transport.messaging.address import reachable_address
-from transport.sockets import BytesClient, BytesServer
-from transport.sockets_server import SLOWEST_BYTES_PER_S
 from transport.threads import OnFatal, start_thread
 from transport.world import World
 

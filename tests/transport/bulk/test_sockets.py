@@ -17,8 +17,13 @@ import pytest
 
 from tests.mpi import ROOT
 from tests.patience import patient, wait_until
-from transport import socket_path, sockets_server
-from transport.batch import Batch
+from transport.bulk import socket_path, sockets_server
+from transport.bulk.batch import Batch
+from transport.bulk.jobs import TransferJob
+from transport.bulk.socket_io import Connection, greet
+from transport.bulk.socket_path import SocketPath
+from transport.bulk.sockets import BytesClient, BytesServer
+from transport.bulk.sockets_messages import EAGER_BYTES, MAX_RANGES, Read, Refused, Write
 from transport.errors import (
     BadTransfer,
     ChannelError,
@@ -28,11 +33,6 @@ from transport.errors import (
     TransferRefused,
     TransferTimeout,
 )
-from transport.jobs import TransferJob
-from transport.socket_io import Connection, greet
-from transport.socket_path import SocketPath
-from transport.sockets import BytesClient, BytesServer
-from transport.sockets_messages import EAGER_BYTES, MAX_RANGES, Read, Refused, Write
 from transport.wire import encode
 
 pytestmark = pytest.mark.quick
@@ -251,7 +251,7 @@ def test_lengths_that_do_not_match_are_refused(server: BytesServer) -> None:
 def test_a_server_that_dies_fails_the_transfer_at_once() -> None:
     code = (
         "import sys, time, numpy as np\n"
-        "from transport.sockets import BytesServer\n"
+        "from transport.bulk.sockets import BytesServer\n"
         "server = BytesServer(bytes.fromhex(sys.argv[1]))\n"
         "server.expose(0, np.zeros(2**20, np.uint8))\n"
         "print(server.address[1], flush=True)\n"

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from transport import errors
-from transport import sockets_messages as say
-from transport.lent import LentBuffers
+from transport.bulk import sockets_messages as say
+from transport.bulk.lent import LentBuffers
+from transport.bulk.socket_io import Connection, check_secret, welcome
 from transport.messaging.descriptors import raise_limit
-from transport.socket_io import Connection, check_secret, welcome
 from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport import links
-from transport.batch import Batch, Transfer
-from transport.copier import Copier
+from transport.bulk import links
+from transport.bulk.batch import Batch, Transfer
+from transport.bulk.copier import Copier
+from transport.bulk.jobs import MAX_BYTES, MAX_RANGES, TransferJob, jobs_of
+from transport.bulk.lent import LentBuffers
+from transport.bulk.links import Link, Links, measure_link, ring
+from transport.bulk.socket_path import LEAST_PIECE_BYTES, MOST_PIECE_BYTES, cut
 from transport.errors import TransferCancelled, TransferRefused, TransferTimeout
-from transport.jobs import MAX_BYTES, MAX_RANGES, TransferJob, jobs_of
-from transport.lent import LentBuffers
-from transport.links import Link, Links, measure_link, ring
-from transport.socket_path import LEAST_PIECE_BYTES, MOST_PIECE_BYTES, cut
 
 pytestmark = pytest.mark.quick
 

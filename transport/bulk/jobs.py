@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from transport.batch import Batch
+from transport.bulk.batch import Batch
 from transport.errors import TransferError
 
 MAX_RANGES = 4096

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transport.batch import byte_view
+from transport.bulk.batch import byte_view
 from transport.errors import BadTransfer, TransferRefused, TransferTimeout
 
 MAX_SEGMENTS = 1024

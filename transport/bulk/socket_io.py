@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transport.bulk.sockets_messages import NONCE_BYTES, PROOF_BYTES
 from transport.errors import ChannelError, PeerLost, TransferTimeout
-from transport.sockets_messages import NONCE_BYTES, PROOF_BYTES
 from transport.wire import LENGTH, Decoder, framed
 
 _TIMEVAL = struct.Struct("@ll")

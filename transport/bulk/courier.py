@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from transport import errors
-from transport import requests as say
+from transport.bulk import requests as say
+from transport.bulk.exchange import Exchange, Key
+from transport.bulk.jobs import MAX_RANGES, Ended, TransferJob
+from transport.bulk.lent import LentBuffers
+from transport.bulk.slices import Stream
 from transport.channel import CurveKeys, Hub, Spoke
-from transport.exchange import Exchange, Key
-from transport.jobs import MAX_RANGES, Ended, TransferJob
-from transport.lent import LentBuffers
 from transport.messaging.address import reachable_address, tcp_endpoint
-from transport.slices import Stream
 from transport.threads import OnFatal, start_thread
 from transport.wire import Decoder
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from transport.bulk.jobs import TransferJob
+from transport.bulk.lent import Loan
+from transport.bulk.slices import Stream
 from transport.errors import TransferError
-from transport.jobs import TransferJob
-from transport.lent import Loan
-from transport.slices import Stream
 
 Key = tuple[bool, int, int]
 """(whether the number is ours, the other rank, number)."""
