@@ -1,8 +1,8 @@
 """The KVCache pool: the keys of blocks, the places where they lie, and their eviction.
 
-Used by the conductor (`store.directory`), by store ranks (`store.tier`, `store.tier_writer`), and by every
-part that computes keys or ranges of blocks (`store.keys`, `store.layout`). Knows nothing of models, requests'
-meaning, messages or scheduling. Importing it loads neither torch, MPI, numba nor h5py.
+Used by the conductor (`store.directory`), by store ranks (`store.tier`, `store.ssd.tier_writer`), and by
+every part that computes keys or ranges of blocks (`store.keys`, `store.layout`). Knows nothing of models,
+requests' meaning, messages or scheduling. Importing it loads neither torch, MPI, numba nor h5py.
 
 Programs written for Mooncake Store import `MooncakeDistributedStore`, `ReplicateConfig` and
 `SoftPinAction` from here; they are loaded when they are first named.

@@ -28,7 +28,7 @@ from mooncake_lite.model.sizes import block_layout, context_length, scratch_byte
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.profiles.file import profile_of
 from mooncake_lite.tracing.tracer import parts_folder
-from store.tier_folder import lock_holder
+from store.ssd.tier_folder import lock_holder
 
 RANK_BYTES = 256 * 2**20
 """Memory of a rank beside weights, pages and segments: torch, Numba and their compiled code (120 MB of
@@ -272,7 +272,7 @@ def check_new_file(option: str, file: Path) -> None:
 
 def check_tier_size(config: ServeConfig, model: FoundModel) -> None:
     """A tier must hold a file with one block."""
-    from store.segment_writer import file_nbytes
+    from store.ssd.segment_writer import file_nbytes
 
     layout = block_layout(config, model.config)
     if config.ssd_dir and config.ssd_bytes < file_nbytes(layout, 1):

@@ -1,7 +1,7 @@
 """A model of a store rank: an SSD tier behind its DRAM, and copies of blocks.
 
-Used by `world.py`. The tier follows `store.tier_writer`: a block is written to an open file, durable when the
-file is sealed, and evicted when the tier is full. Explained in docs/explain/control.md.
+Used by `world.py`. The tier follows `store.ssd.tier_writer`: a block is written to an open file, durable when
+the file is sealed, and evicted when the tier is full. Explained in docs/explain/control.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 
 from mooncake_lite.messages import BlockRef, BlocksLoaded, CheckBlocks, LoadBlocks
 from store.layout import BlockLayout
-from store.tier_reader import Read
+from store.ssd.tier_reader import Read
 from transport.engine import Batch, Transfer, TransferEngine
 
 Submit = Callable[[int, int, Sequence[int], np.ndarray], bool]

@@ -23,10 +23,10 @@ from mooncake_lite.ranks.store.holdings import Holdings
 from mooncake_lite.ranks.store.lent_blocks import LentCheck, LentLoads, LentSaves
 from store.errors import StoreError
 from store.layout import BlockLayout
+from store.ssd.tier_health import OVER, TierHealth
+from store.ssd.tier_reader import Read, TierReader
+from store.ssd.tier_writer import TierWriter
 from store.tier import HDF5Tier
-from store.tier_health import OVER, TierHealth
-from store.tier_reader import Read, TierReader
-from store.tier_writer import TierWriter
 from transport.engine import Batch, Transfer, TransferEngine
 
 IDLE_WAIT_S = 0.2

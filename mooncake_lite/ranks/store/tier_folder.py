@@ -9,8 +9,8 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import LaunchError
 from store.errors import StoreError
 from store.layout import BlockLayout
+from store.ssd.tier_folder import adoptable_folders
 from store.tier import HDF5Tier
-from store.tier_folder import adoptable_folders
 
 
 def open_tier(config: ServeConfig, index: int, layout: BlockLayout, fingerprint: bytes) -> HDF5Tier | None:

@@ -39,7 +39,7 @@ from store.directory import Directory
 from store.keys import prefix_keys
 from store.layout import BlockLayout
 from store.objects import Wanted
-from store.segment_file import open_sealed
+from store.ssd.segment_file import open_sealed
 from store.tier import SEGMENT_NBYTES, HDF5Tier
 
 LAYOUT = BlockLayout(16, 4, 64, 64, 2)

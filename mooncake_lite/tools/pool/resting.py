@@ -14,7 +14,16 @@ from typing import Any
 from mooncake_lite.config.progress import byte_bar
 from mooncake_lite.errors import UserError
 from store.errors import StoreError, TierInUse
-from store.tier_at_rest import RestingBlock, blocks, compact, find_folders, look, read_block, remove, verify
+from store.ssd.tier_at_rest import (
+    RestingBlock,
+    blocks,
+    compact,
+    find_folders,
+    look,
+    read_block,
+    remove,
+    verify,
+)
 
 
 class RestingPool:

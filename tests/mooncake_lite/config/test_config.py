@@ -16,7 +16,7 @@ from mooncake_lite.config.serve import KVCodec, ServeConfig
 from mooncake_lite.errors import ConfigError
 from store.layout import PLAIN
 from store.policies import POLICIES
-from store.segment_file import PLAIN_NUMBER
+from store.ssd.segment_file import PLAIN_NUMBER
 
 pytestmark = pytest.mark.quick
 

@@ -12,7 +12,7 @@ from collections.abc import MutableSequence
 from pathlib import Path
 from typing import Any
 
-import store.segment_file
+import store.ssd.segment_file
 from mooncake_lite.labs.counting import CountedLookUps
 from store.allocator import RangeAllocator, padded_size
 from store.directory import Directory
@@ -284,15 +284,15 @@ def opened(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _opened(path: Path, number: int, given: dict[str, Any]) -> dict[str, Any]:
     layout = BlockLayout(*given["layout"]) if given["layout"] else None
     watched = WatchedOs()
-    vars(store.segment_file)["os"] = watched
+    vars(store.ssd.segment_file)["os"] = watched
     told: dict[str, Any] = {"raised": "", "message": ""}
     file = None
     try:
-        file = store.segment_file.open_sealed(path, number, layout, bytes.fromhex(given["fingerprint"]))
+        file = store.ssd.segment_file.open_sealed(path, number, layout, bytes.fromhex(given["fingerprint"]))
     except (SegmentFileError, OSError) as error:
         told = {"raised": type(error).__name__, "message": str(error).replace(str(path.parent), "...")}
     finally:
-        vars(store.segment_file)["os"] = os
+        vars(store.ssd.segment_file)["os"] = os
         told["left_open"] = watched.left_open()
     told["read"] = watched.read_bytes
     if file is None:
@@ -310,7 +310,7 @@ def _opened(path: Path, number: int, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def bad_rows(file: store.segment_file.SealedFile) -> list[int]:
+def bad_rows(file: store.ssd.segment_file.SealedFile) -> list[int]:
     """Read all blocks of a file; return the rows of those whose bytes are not what was written."""
     out = memoryview(bytearray(file.header.layout.nbytes))
     bad = []

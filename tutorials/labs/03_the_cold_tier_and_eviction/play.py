@@ -25,8 +25,8 @@ from store.directory import Directory
 from store.errors import PoolFull, SegmentFileError
 from store.layout import BlockLayout
 from store.policies import policy_factory
-from store.segment_file import open_sealed
-from store.segment_writer import SegmentWriter
+from store.ssd.segment_file import open_sealed
+from store.ssd.segment_writer import SegmentWriter
 
 POLICIES = ("lru", "leaves-first", "s3fifo", "belady")
 LAYOUT = BlockLayout(layers=4, kv_heads=1, block_tokens=16, head_dim=16, itemsize=4)

@@ -1,6 +1,6 @@
 """Have the kernel start writing a range of a file to disk now, while the program goes on.
 
-Used by `store.segment_writer`: fsync of a file then finds most of it written. Measured in
+Used by `store.ssd.segment_writer`: fsync of a file then finds most of it written. Measured in
 docs/reference/hdf5-tier.md. Linux; elsewhere nothing happens, and fsync does all of it.
 """
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from store.errors import BadBlock, BlockMissing, TierWriteError
-from store.segment_file import HEADER_NBYTES
-from store.segment_frame import blocks_at
-from store.segment_writer import file_nbytes
-from store.tier import HDF5Tier
+from store.ssd.segment_file import HEADER_NBYTES
+from store.ssd.segment_frame import blocks_at
+from store.ssd.segment_writer import file_nbytes
+from store.ssd.tier import HDF5Tier
 from tests.store.samples import SMALL, append, fill, loaded, new_tier
 
 ROOMY = 1 << 30

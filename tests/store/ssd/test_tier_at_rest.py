@@ -9,7 +9,7 @@ import pytest
 
 from store.errors import BadBlock, BlockMissing, TierFolderError, TierInUse
 from store.layout import BlockLayout
-from store.tier_at_rest import blocks, compact, find_folders, look, read_block, verify
+from store.ssd.tier_at_rest import blocks, compact, find_folders, look, read_block, verify
 from tests.store.samples import SMALL, append, block_of, fill, new_tier
 
 pytestmark = pytest.mark.quick

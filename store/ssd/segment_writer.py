@@ -1,8 +1,9 @@
 """An open segment file of the SSD tier: blocks are appended, then it is sealed once and for all.
 
-Used by `store.tier` and `store.compaction`. Knows one file; neither the folder's lock, nor capacity, nor
-threads. Blocks are plain writes at known places, and the kernel starts to write them back at once. The frame
-that makes the file HDF5 is written around them at the end. Drawn byte by byte in docs/reference/hdf5-tier.md.
+Used by `store.ssd.tier` and `store.ssd.compaction`. Knows one file; neither the folder's lock, nor capacity,
+nor threads. Blocks are plain writes at known places, and the kernel starts to write them back at once. The
+frame that makes the file HDF5 is written around them at the end. Drawn byte by byte in
+docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from xxhash import xxh3_64_intdigest
 
 from store.errors import SegmentFileError
 from store.layout import BlockLayout
-from store.segment_file import FORMAT_VERSION, Header, SealedFile, read_fully
-from store.segment_frame import HDF5_ERRORS, USER_BLOCK_NBYTES, Frame, blocks_at, frame_of
-from store.writeback import start_writeback
+from store.ssd.segment_file import FORMAT_VERSION, Header, SealedFile, read_fully
+from store.ssd.segment_frame import HDF5_ERRORS, USER_BLOCK_NBYTES, Frame, blocks_at, frame_of
+from store.ssd.writeback import start_writeback
 
 RESERVE_NBYTES = 16 << 20
 """Space is reserved in steps of this size: a call per block costs a fifth of the time of its write."""

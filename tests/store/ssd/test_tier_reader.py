@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from store.tier import HDF5Tier
-from store.tier_reader import Read, TierReader
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_reader import Read, TierReader
 from tests.store.samples import SMALL, block_of, digest_of, fill
 
 LIMIT_S = 30.0

@@ -1,6 +1,6 @@
 """A tier's folder: its lock, its permissions and its files.
 
-Used by `store.tier`; `adoptable_folders` by store ranks at their start. Knows names and locks, not what
+Used by `store.ssd.tier`; `adoptable_folders` by store ranks at their start. Knows names and locks, not what
 is in a file. Explained in docs/reference/hdf5-tier.md:
 
     <root>/store-<j>/          0700, one per store rank
@@ -8,7 +8,7 @@ is in a file. Explained in docs/reference/hdf5-tier.md:
         seg-<n>.h5             sealed: read, never written again
         seg-<n>.h5.open        being written; left by a killed process: deleted at the next start
         seg-<n>.h5.bad         failed a check: set aside for an administrator to inspect or delete
-        removed.log            which blocks of sealed files were removed: `store.tier_removals`
+        removed.log            which blocks of sealed files were removed: `store.ssd.tier_removals`
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from store.errors import BlockMissing, SegmentFileError, TierWriteError
-from store.segment_writer import SegmentWriter, file_nbytes
-from store.tier import HDF5Tier
-from store.tier_removals import LOG_NAME, RECORD_NBYTES, RemovalLog, read_removals
+from store.ssd.segment_writer import SegmentWriter, file_nbytes
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_removals import LOG_NAME, RECORD_NBYTES, RemovalLog, read_removals
 from tests.store.samples import SMALL, append, failing, fill, loaded, new_tier
 
 pytestmark = pytest.mark.quick
@@ -164,7 +164,7 @@ def test_removing_the_same_key_again_and_again_takes_one_record_each_time(tier, 
 
 
 def test_a_log_about_files_that_are_gone_does_not_grow_for_ever(tier_at, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("store.tier_removals.STALE_RECORDS", 4)
+    monkeypatch.setattr("store.ssd.tier_removals.STALE_RECORDS", 4)
     tier = tier_at(tmp_path)
     for key in range(30):
         fill(tier, [key])
@@ -240,7 +240,7 @@ def test_the_name_of_the_log_is_durable_though_its_first_record_was_not(tmp_path
 
 
 def test_the_log_is_written_anew_when_most_of_it_is_about_files_that_are_gone(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("store.tier_removals.STALE_RECORDS", 4)
+    monkeypatch.setattr("store.ssd.tier_removals.STALE_RECORDS", 4)
     log = RemovalLog(tmp_path)
     for number in range(10):
         log.add([(number, 0, number), (number, 1, 100 + number)])

@@ -14,9 +14,9 @@ import pytest
 
 from store.errors import BadBlock, BlockMissing, LayoutError, TierError, TierFolderError, TierInUse
 from store.layout import BlockLayout
-from store.segment_file import HEADER_NBYTES, MAGIC
-from store.segment_writer import file_nbytes
-from store.tier_folder import adoptable_folders, store_folder
+from store.ssd.segment_file import HEADER_NBYTES, MAGIC
+from store.ssd.segment_writer import file_nbytes
+from store.ssd.tier_folder import adoptable_folders, store_folder
 from tests.store.samples import FINGERPRINT, SMALL, append, block_of, digest_of, fill, loaded
 
 pytestmark = pytest.mark.quick
@@ -315,7 +315,7 @@ def test_an_evicted_file_is_read_to_its_end_by_who_reads_it(tier_at, tmp_path) -
 
 
 def test_many_files_are_read_with_a_limited_number_open(tier_at, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("store.sealed_set.MAX_OPEN_FILES", 3)
+    monkeypatch.setattr("store.ssd.sealed_set.MAX_OPEN_FILES", 3)
     tier = tier_at(tmp_path)
     for key in range(12):
         fill(tier, [key])

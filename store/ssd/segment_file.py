@@ -2,7 +2,8 @@
 
 Used by all of the tier. Knows one file; neither the folder's lock, nor capacity, nor threads. Any HDF5 1.8
 tool can read it. We read it without libhdf5, because a flipped bit may have hit its structures: our header
-and hashes say where everything lies. Written by `store.segment_writer`, drawn in docs/reference/hdf5-tier.md.
+and hashes say where everything lies. Written by `store.ssd.segment_writer`, drawn in
+docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from store.errors import BadBlock, LayoutError, SegmentFileError
 from store.layout import PLAIN, BlockLayout
-from store.segment_frame import USER_BLOCK_NBYTES
+from store.ssd.segment_frame import USER_BLOCK_NBYTES
 
 MAGIC = b"MCLTIER\n"
 FORMAT_VERSION = 2  # 1 had no codec
 PLAIN_NUMBER = 0  # of store.layout.PLAIN; kernels_numba/codecs.py has the same
 HEADER_NBYTES = USER_BLOCK_NBYTES
 MAX_FILE_NBYTES = 1 << 40
-"""A header with more bytes than this is damaged: a file has SEGMENT_NBYTES (`store.tier`), or one block."""
+"""A header with more bytes than this is damaged: a file has SEGMENT_NBYTES (`store.ssd.tier`), or one
+block."""
 
 MAX_FINGERPRINT_NBYTES = 64
 READ_NBYTES = 1 << 20
@@ -66,7 +68,7 @@ class SealedFile:
         keys, digests, offsets   (blocks,) u64      offsets: where block i starts in the file
         checksums                (blocks, layers) u64
         same_kind                False: of another model or layout; kept, not served
-        live                     rows that the index points to; kept by `store.sealed_set`
+        live                     rows that the index points to; kept by `store.ssd.sealed_set`
 
     fd is opened on demand; `readers` > 0 while a thread reads; a deleted file is closed by its last reader.
     """

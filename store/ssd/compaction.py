@@ -1,6 +1,6 @@
 """Compaction: rewrite sealed files with many dead blocks into one new file, a few blocks at a time.
 
-Used by `store.tier`, in the thread that writes. The old files are deleted once the new one is durable, so
+Used by `store.ssd.tier`, in the thread that writes. The old files are deleted once the new one is durable, so
 that a crash at any moment leaves each block in one file or in two. Explained in
 docs/reference/hdf5-tier.md.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from store.errors import BadBlock, BlockMissing
-from store.sealed_set import SealedSet
-from store.segment_file import SealedFile
-from store.segment_writer import SegmentWriter
+from store.ssd.sealed_set import SealedSet
+from store.ssd.segment_file import SealedFile
+from store.ssd.segment_writer import SegmentWriter
 
 DEAD_SHARE = 0.5
 """A file is worth rewriting when at least this share of its blocks is dead: each byte written then gives

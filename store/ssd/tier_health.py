@@ -1,7 +1,7 @@
 """The present troubles of an SSD tier, in words.
 
-The threads of the tier (`store.tier_writer`, `store.tier_reader`) note them here. Their owner asks for them
-and tells the user. Knows no messages. Explained in docs/reference/hdf5-tier.md.
+The threads of the tier (`store.ssd.tier_writer`, `store.ssd.tier_reader`) note them here. Their owner asks
+for them and tells the user. Knows no messages. Explained in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations

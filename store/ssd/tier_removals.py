@@ -1,7 +1,8 @@
 """The log of the rows that were removed for good from a folder's sealed files.
 
-Used by `store.tier`, and read by `store.tier_at_rest`. A sealed file is never written again, so removals are
-recorded beside it: segment and row, which name one block forever. Drawn in docs/reference/hdf5-tier.md:
+Used by `store.ssd.tier`, and read by `store.ssd.tier_at_rest`. A sealed file is never written again, so
+removals are recorded beside it: segment and row, which name one block forever. Drawn in
+docs/reference/hdf5-tier.md:
 
     removed.log     records of 32 B: segment number, row, key, XXH3-64 of the three (u64 each)
 """
@@ -17,8 +18,8 @@ from pathlib import Path
 from xxhash import xxh3_64_intdigest
 
 from store.errors import TierFolderError
-from store.segment_file import SealedFile
-from store.tier_folder import sync_folder
+from store.ssd.segment_file import SealedFile
+from store.ssd.tier_folder import sync_folder
 
 LOG_NAME = "removed.log"
 _RECORD = struct.Struct("<QQQ")

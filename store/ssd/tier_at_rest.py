@@ -14,10 +14,10 @@ from pathlib import Path
 
 from store.errors import BadBlock, BlockMissing, SegmentFileError, TierFolderError
 from store.layout import BlockLayout
-from store.segment_file import SealedFile, open_sealed
-from store.tier import SEGMENT_NBYTES, HDF5Tier
-from store.tier_folder import BAD_SUFFIX, OPEN_SUFFIX, SEALED, TierFolder, lock_holder, store_folders
-from store.tier_removals import read_removals
+from store.ssd.segment_file import SealedFile, open_sealed
+from store.ssd.tier import SEGMENT_NBYTES, HDF5Tier
+from store.ssd.tier_folder import BAD_SUFFIX, OPEN_SUFFIX, SEALED, TierFolder, lock_holder, store_folders
+from store.ssd.tier_removals import read_removals
 
 NO_LIMIT = 1 << 62
 STEP_NBYTES = 16 << 20

@@ -1,6 +1,6 @@
 """The sealed files of one tier: the file that serves each key, open files, and the order of eviction.
 
-Used by `store.tier` alone. Knows no folder, no open file, no clock; its lock makes it safe for one
+Used by `store.ssd.tier` alone. Knows no folder, no open file, no clock; its lock makes it safe for one
 writing and any number of loading threads. Explained in docs/reference/hdf5-tier.md.
 """
 
@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 
 from store.errors import BadBlock, BlockMissing
-from store.segment_file import SealedFile
-from store.tier_folder import sync_folder
+from store.ssd.segment_file import SealedFile
+from store.ssd.tier_folder import sync_folder
 
 MAX_OPEN_FILES = 64
 """A tier sealed every second can have thousands of files; opening one again takes 5 us."""

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from store.errors import BadBlock, BlockMissing, TierFolderError, TierWriteError
-from store.segment_file import HEADER_NBYTES
-from store.tier import HDF5Tier
-from store.tier_folder import TierFolder
+from store.ssd.segment_file import HEADER_NBYTES
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_folder import TierFolder
 from tests.store.samples import SMALL, append, failing, fill, loaded, new_tier
 
 ROOMY = 1 << 30
@@ -198,7 +198,7 @@ def test_a_process_that_may_open_no_more_files_loses_no_block(tier, monkeypatch)
 def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_later(
     tier_at, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
+    monkeypatch.setattr("store.ssd.segment_writer.RESERVE_NBYTES", 0)
     tier = tier_at(tmp_path)
     append(tier, 1)
 
@@ -221,7 +221,7 @@ def test_a_full_disk_drops_the_block_keeps_the_earlier_ones_and_is_tried_again_l
 def test_a_file_system_that_refuses_to_grow_a_file_costs_the_block_alone(
     tier_at, tmp_path, small_files, monkeypatch
 ) -> None:
-    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 8 << 10)
+    monkeypatch.setattr("store.ssd.segment_writer.RESERVE_NBYTES", 8 << 10)
     tier = tier_at(tmp_path)
     append(tier, 1)
     append(tier, 2)

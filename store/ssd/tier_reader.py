@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from store.errors import BadBlock, StoreError
-from store.tier import HDF5Tier
-from store.tier_health import TierHealth
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_health import TierHealth
 from transport.threads import OnFatal, start_thread
 
 IDLE_WAIT_S = 1.0

@@ -11,9 +11,9 @@ from typing import Never
 import pytest
 
 from store.errors import TierWriteError
-from store.segment_writer import file_nbytes
-from store.tier import HDF5Tier
-from store.tier_writer import TierWriter
+from store.ssd.segment_writer import file_nbytes
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_writer import TierWriter
 from tests.store.samples import SMALL, block_of, digest_of, loaded, new_tier
 
 LIMIT_S = 30.0
@@ -299,7 +299,7 @@ def test_a_removal_that_comes_while_the_writer_stops_is_refused_or_reported(
 
 
 def test_an_idle_writer_rewrites_what_is_half_dead(tier_at, tmp_path, reports, monkeypatch) -> None:
-    monkeypatch.setattr("store.tier_writer.COMPACT_CHECK_S", 0.01)
+    monkeypatch.setattr("store.ssd.tier_writer.COMPACT_CHECK_S", 0.01)
     tier = tier_at(tmp_path)
     writer = TierWriter(tier, **reports.callbacks())
     for key in range(8):

@@ -1,7 +1,7 @@
 """The frame around the blocks of a segment file that makes it HDF5: libhdf5's structures, and the tables.
 
-Used by `store.segment_writer`, which has already written the blocks where `blocks_at` says. libhdf5 works in
-memory here and never meets a disk's errors. Drawn in docs/reference/hdf5-tier.md.
+Used by `store.ssd.segment_writer`, which has already written the blocks where `blocks_at` says. libhdf5 works
+in memory here and never meets a disk's errors. Drawn in docs/reference/hdf5-tier.md.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from store.errors import StoreError, TierPaused, TierWriteError
-from store.tier import HDF5Tier
-from store.tier_health import TierHealth
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_health import TierHealth
 from transport.threads import OnFatal, start_thread
 
 Report = Callable[[list[int]], None]

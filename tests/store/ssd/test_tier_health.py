@@ -9,13 +9,13 @@ from typing import Never
 
 import pytest
 
-from store.tier import HDF5Tier
-from store.tier_health import BAD_BLOCKS_S, TierHealth
-from store.tier_reader import TierReader
-from store.tier_writer import TierWriter
+from store.ssd.tier import HDF5Tier
+from store.ssd.tier_health import BAD_BLOCKS_S, TierHealth
+from store.ssd.tier_reader import TierReader
+from store.ssd.tier_writer import TierWriter
 from tests.store.samples import SMALL, block_of, fill
-from tests.store.test_tier_reader import Answers, reads
-from tests.store.test_tier_writer import LIMIT_S, Reports, submit
+from tests.store.ssd.test_tier_reader import Answers, reads
+from tests.store.ssd.test_tier_writer import LIMIT_S, Reports, submit
 
 pytestmark = pytest.mark.quick
 FULL = "the SSD tier cannot write: No space left on device ({} dropped)"
@@ -31,7 +31,7 @@ def full(*_: object) -> Never:
 
 
 def test_a_full_disk_is_trouble_until_a_block_that_was_written_later_is_durable(tier, monkeypatch) -> None:
-    monkeypatch.setattr("store.segment_writer.RESERVE_NBYTES", 0)
+    monkeypatch.setattr("store.ssd.segment_writer.RESERVE_NBYTES", 0)
     reports, health = Reports(), TierHealth()
     writer = TierWriter(tier, **reports.callbacks(), health=health)
     submit(writer, 8)
