@@ -33,14 +33,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from store.adoption import Adoption
 from store.allocator import padded_size
+from store.books.adoption import Adoption
+from store.books.ledger import Event
+from store.books.segment import Segment
+from store.books.segment_order import Target
 from store.errors import LayoutError, StoreError, WrongState
-from store.ledger import Event
 from store.objects import NO_CLASS, PUBLISHED, Found, ObjectState, PoolObject, Wanted
 from store.policies.class_shares import ClassShares
-from store.segment import Segment
-from store.segment_order import Target
 
 GENERAL_OBJECT_NBYTES = 64 * 2**10
 """The size that an object is assumed to have in a pool without a block layout.

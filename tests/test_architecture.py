@@ -64,6 +64,7 @@ ROOMS = {
     "mooncake_lite": SYSTEM,
     "store": {
         "policies": {"ranking"},
+        "books": {"allocator", "layout", "objects", "policies", "ranking"},
         "ssd": {"layout"},
         "distributed": {"allocator", "directory", "layout", "objects", "ranking"},
     },

@@ -12,7 +12,7 @@ from mooncake_lite.conductor.cluster_metrics import HELP
 from mooncake_lite.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mooncake_lite.gateway.endpoints import ENDPOINTS
 from mooncake_lite.gateway.fields import NEUTRAL
-from store.ledger import COUNTERS as POOL_COUNTERS
+from store.books.ledger import COUNTERS as POOL_COUNTERS
 from store.tier import COUNTERS as TIER_COUNTERS
 from transport.channel import Counters
 

@@ -12,7 +12,7 @@ from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import HoldBlocks, SaveBlocks
 from mooncake_lite.control.events import BlocksSaved
 from mooncake_lite.control.grants import Grant
-from store.ledger import Event, visible_copies
+from store.books.ledger import Event, visible_copies
 from store.objects import BlockStored, HeldBlock, Tier
 
 _PLACE = attrgetter("__class__", "rank", "tier")

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.request import RequestRecord, Shortage
+from store.books.promotion import Promotion
 from store.errors import PoolFull
 from store.objects import Found, PoolObject, Wanted
-from store.promotion import Promotion
 
 LEASE_S = 3600.0
 """Limit of a request's lease, which ends when its KV has been read. The limit guards against bugs of ours."""

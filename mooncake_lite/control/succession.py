@@ -13,8 +13,8 @@ from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.events import Inventory
 from mooncake_lite.control.grants import NOBODY, UNKNOWN_S, Grant
 from mooncake_lite.control.pool import Pool
+from store.books.quarantine import QUARANTINE_S
 from store.objects import HeldBlock
-from store.quarantine import QUARANTINE_S
 
 EndRank = Callable[[int, str, float], None]
 

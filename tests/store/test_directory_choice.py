@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store.books.segment import Accounts, Segment
+from store.books.segment_order import SegmentOrder, Target
 from store.directory import Directory
 from store.errors import CopyExists, ObjectInUse, PoolFull
 from store.objects import ObjectState, Wanted
 from store.policies import policy_factory
-from store.segment import Accounts, Segment
-from store.segment_order import SegmentOrder, Target
 from tests.store.samples import SMALL, digest_of
 
 BLOCK = SMALL.nbytes

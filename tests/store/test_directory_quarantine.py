@@ -6,10 +6,10 @@ from math import inf
 
 import pytest
 
+from store.books.quarantine import QUARANTINE_S
 from store.directory import Directory
 from store.errors import PoolFull
 from store.objects import PoolObject, Wanted
-from store.quarantine import QUARANTINE_S
 from tests.store.samples import SMALL, digest_of
 
 pytestmark = pytest.mark.quick

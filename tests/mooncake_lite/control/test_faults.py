@@ -39,9 +39,9 @@ from scheduler.held_line import HeldLine
 from scheduler.instance import faults, progress
 from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE
 from scheduler.placement import Compared
-from store.adoption import Adoption
+from store.books.adoption import Adoption
+from store.books.quarantine import Quarantine
 from store.directory import Directory
-from store.quarantine import Quarantine
 from tests.worlds.faults import Faults
 from tests.worlds.planted import Mistake, assert_noticed
 from tests.worlds.world import FaultWorld, WorldFailure

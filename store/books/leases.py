@@ -1,6 +1,6 @@
 """Leases of objects that owners read, and the objects that owners write and have not published.
 
-Used by `store.ledger` alone. Pure: time is an argument. Explained in docs/explain/lifecycle.md.
+Used by `store.books.ledger` alone. Pure: time is an argument. Explained in docs/explain/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from store.books.segment import Segment
 from store.objects import PUBLISHED, PoolObject
 from store.ranking import Ranking
-from store.segment import Segment
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The books behind the directory: objects, owners, leases, segments, and the steps that keep them exact.
 
-Used through `store.directory` alone, which adds the verbs; `store.allocation` finds space. Pure, like them;
-explained in docs/explain/lifecycle.md. Every step here leaves the invariant of `check()` true.
+Used through `store.directory` alone, which adds the verbs; `store.books.allocation` finds space. Pure, like
+them; explained in docs/explain/lifecycle.md. Every step here leaves the invariant of `check()` true.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
+from store.books.leases import Leases
+from store.books.quarantine import QUARANTINE_S, Quarantine
+from store.books.segment import Segment
+from store.books.segment_order import Coldest, SegmentOrder
+from store.books.tier_index import TierIndex
 from store.errors import UnknownObject
 from store.layout import BlockLayout
-from store.leases import Leases
 from store.objects import NO_CLASS, BlockRemoved, BlockStored, Found, ObjectState, PoolObject
 from store.policies import PolicyFactory
 from store.policies.contract import BlockFacts
 from store.policies.lru import LRU
-from store.quarantine import QUARANTINE_S, Quarantine
-from store.segment import Segment
-from store.segment_order import Coldest, SegmentOrder
-from store.tier_index import TierIndex
 
 Event = BlockStored | BlockRemoved
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from store.allocator import ALIGNMENT, Extent, padded_size
+from store.books.ledger import Ledger
+from store.books.segment import Segment
+from store.books.segment_order import Target
 from store.errors import LayoutError, PoolFull
-from store.ledger import Ledger
 from store.objects import Pins, PoolObject, Wanted
-from store.segment import Segment
-from store.segment_order import Target
 
 
 class Allocation(Ledger):

@@ -1,6 +1,6 @@
 """Quarantine of objects that late bytes may reach: until when, and because of which writer. Pure.
 
-Used by `store.ledger` alone, which frees an object when its quarantine ends. Explained in
+Used by `store.books.ledger` alone, which frees an object when its quarantine ends. Explained in
 docs/explain/lifecycle.md.
 """
 

@@ -1,6 +1,6 @@
 """The order in which the segments of a pool are tried for a new object, kept up to date at each change.
 
-Used by `store.allocation` alone. Pure: no bytes, no clock. Explained in docs/explain/lifecycle.md.
+Used by `store.books.allocation` alone. Pure: no bytes, no clock. Explained in docs/explain/lifecycle.md.
 Choosing one of n segments takes O(log n): a segment that changes is noted, and ranked again when the next
 choice is made.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from store.books.segment import Accounts, Segment
 from store.ranking import Ranking
-from store.segment import Accounts, Segment
 
 MAX_SIZES = 16
 """Sizes of objects whose number of places is remembered; one more size makes all be forgotten.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from store.allocation import Allocation
+from store.books.allocation import Allocation
+from store.books.ledger import visible_copies
+from store.books.segment_order import Target
 from store.errors import LEASED, CopyExists, ObjectInUse, UnknownObject, WrongState
-from store.ledger import visible_copies
 from store.objects import ObjectState, Pins, PoolObject, Wanted
-from store.segment_order import Target
 
 
 class GeneralVerbs(Allocation):

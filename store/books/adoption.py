@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from store.general import GeneralVerbs
+from store.books.general import GeneralVerbs
 from store.layout import check_of
 from store.objects import HeldBlock, ObjectState, Wanted
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from store.promotion import Promotion
+from store.books.promotion import Promotion
 
 pytestmark = pytest.mark.quick
 
