@@ -4,6 +4,12 @@ Used by the conductor (`store.directory`), by store ranks (`store.tier`, `store.
 every part that computes keys or ranges of blocks (`store.keys`, `store.layout`). Knows nothing of models,
 requests' meaning, messages or scheduling. Importing it loads neither torch, MPI, numba nor h5py.
 
+    directory        where each object lies, and who may read it; its parts are in books/
+    policies/        what is evicted first
+    tier             the SSD tier of a store rank; its parts are in ssd/
+    mooncake_store/  the same pool for programs without ranks: Mooncake's own API, and a master
+    keys, layout, objects, errors, ranking, allocator, kv_events   what all of them share
+
 Programs written for Mooncake Store import `MooncakeDistributedStore`, `ReplicateConfig` and
 `SoftPinAction` from here; they are loaded when they are first named.
 """
@@ -13,15 +19,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from store.distributed.api import MooncakeDistributedStore
-    from store.distributed.config import ReplicateConfig, SoftPinAction
+    from store.mooncake_store.api import MooncakeDistributedStore
+    from store.mooncake_store.config import ReplicateConfig, SoftPinAction
 
 __all__ = ["MooncakeDistributedStore", "ReplicateConfig", "SoftPinAction"]
 
 _HOMES = {
-    "MooncakeDistributedStore": "store.distributed.api",
-    "ReplicateConfig": "store.distributed.config",
-    "SoftPinAction": "store.distributed.config",
+    "MooncakeDistributedStore": "store.mooncake_store.api",
+    "ReplicateConfig": "store.mooncake_store.config",
+    "SoftPinAction": "store.mooncake_store.config",
 }
 
 

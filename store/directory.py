@@ -1,7 +1,7 @@
 """The directory of the KVCache pool: where each object lies, who may read it, and what is evicted.
 
 The control plane calls it for every request, live and simulated; so does the stand-alone master
-(`store.distributed`). It is pure: time is an argument, and it never sees a byte of KV. Explained in
+(`store.mooncake_store`). It is pure: time is an argument, and it never sees a byte of KV. Explained in
 docs/explain/lifecycle.md. The states of an object are drawn in `store.objects`.
 
 Rules. Verbs raise a StoreError where a caller breaks one. `Ledger.check()` asserts what must hold between

@@ -52,10 +52,10 @@ LONG = (
     "tests/kernels_numba/test_linear_fixed.py",
     "tests/transport/test_ranks.py",
     "tests/mooncake_lite/launch/test_stopping.py",
-    "tests/store/distributed/test_processes.py",
+    "tests/store/mooncake_store/test_processes.py",
     "tests/cluster/test_users.py",
     "tests/cluster/test_two_nodes.py",
-    "tests/store/distributed/test_conformance.py",
+    "tests/store/mooncake_store/test_conformance.py",
     "tests/transport/test_membership.py",
     "tests/mooncake_lite/gateway/test_process.py",
 )

@@ -66,7 +66,10 @@ ROOMS = {
         "policies": {"ranking"},
         "books": {"allocator", "layout", "objects", "policies", "ranking"},
         "ssd": {"layout"},
-        "distributed": {"allocator", "directory", "layout", "objects", "ranking"},
+        "mooncake_store": {"allocator", "objects"},
+        "mooncake_store.master": {
+            *("mooncake_store", "allocator", "directory", "layout", "objects", "ranking"),
+        },
     },
     "transport": {
         "messaging": {"wire"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WITH_A_MASTER = ("distributed",)
+WITH_A_MASTER = ("mooncake_store",)
 """Of a store with a master of its own, which listens with ZeroMQ."""
 
 

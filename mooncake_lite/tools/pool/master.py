@@ -61,7 +61,7 @@ def master(rpc_port: int, host: str, default_kv_lease_ttl: int, key_file: Path |
     Clients are programs with a `store.MooncakeDistributedStore`. Prints one line when it listens; ends with
     SIGTERM or Ctrl-C.
     """
-    from store.distributed.master import Master
+    from store.mooncake_store.master.master import Master
     from transport.errors import ChannelError
     from transport.messaging.address import tcp_endpoint
 

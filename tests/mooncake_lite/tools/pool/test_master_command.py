@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.cli import main
-from tests.store.distributed.running import master_process, new_store
+from tests.store.mooncake_store.running import master_process, new_store
 
 
 @pytest.mark.parametrize(
