@@ -43,7 +43,7 @@ from kernels_numba.checks import (
     raise_for_table,
 )
 from kernels_numba.errors import RangeError
-from kernels_numba.numerics import LOWEST, store, widen
+from kernels_numba.intrinsics.numerics import LOWEST, store, widen
 from kernels_numba.runtime import FAST, PARALLEL_CALL, get_num_threads, njit
 
 _ZERO = np.float32(0.0)

@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.numerics import LOG2_E, LOWEST, exp2_of_negative, store, take_next, widen
-from kernels_numba.runtime import FAST, PART, njit, prange
-from kernels_numba.vectors import (
+from kernels_numba.intrinsics.numerics import LOG2_E, LOWEST, exp2_of_negative, store, take_next, widen
+from kernels_numba.intrinsics.vectors import (
     add_products,
     larger,
     largest,
@@ -34,6 +33,7 @@ from kernels_numba.vectors import (
     store_totals,
     zeros,
 )
+from kernels_numba.runtime import FAST, PART, njit, prange
 
 LANES = 8
 """Of a vector: every head width is a multiple of it."""

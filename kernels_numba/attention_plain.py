@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import LOWEST, store, widen
+from kernels_numba.intrinsics.numerics import LOWEST, store, widen
 from kernels_numba.runtime import FAST, njit
 
 _ZERO = np.float32(0.0)

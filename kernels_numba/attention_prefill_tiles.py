@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import LOG2_E, LOWEST, store, take_next, widen
-from kernels_numba.register_blocks import BLOCK_COLUMNS, BLOCK_ROWS, multiply_block
+from kernels_numba.intrinsics.numerics import LOG2_E, LOWEST, store, take_next, widen
+from kernels_numba.intrinsics.register_blocks import BLOCK_COLUMNS, BLOCK_ROWS, multiply_block
+from kernels_numba.intrinsics.vectors import LANES, exp2_of_difference, larger, load, plus, put, spread, times
 from kernels_numba.runtime import FAST, PART, njit, prange
-from kernels_numba.vectors import LANES, exp2_of_difference, larger, load, plus, put, spread, times
 
 WIDTH = BLOCK_COLUMNS
 PANELS = 4

@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.cuda.extending import intrinsic
 
-from kernels_numba.words import word_maker
+from kernels_numba.intrinsics.words import word_maker
 
 word = word_maker(intrinsic)
 

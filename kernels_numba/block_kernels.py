@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import copy_bytes
+from kernels_numba.intrinsics.numerics import copy_bytes
+from kernels_numba.intrinsics.streaming import fence, stream_bytes
 from kernels_numba.runtime import PART, njit, prange
-from kernels_numba.streaming import fence, stream_bytes
 
 
 def gather_blocks_v0(caches: np.ndarray, page_ids: np.ndarray, layers: slice, heads: slice) -> np.ndarray:

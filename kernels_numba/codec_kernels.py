@@ -28,9 +28,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import bits_to_float, copy_bytes, float_to_bits, half_to_float, store, widen
+from kernels_numba.intrinsics.numerics import (
+    bits_to_float,
+    copy_bytes,
+    float_to_bits,
+    half_to_float,
+    store,
+    widen,
+)
+from kernels_numba.intrinsics.streaming import fence, stream_bytes
 from kernels_numba.runtime import PART, njit, prange
-from kernels_numba.streaming import fence, stream_bytes
 
 FLOAT32, FLOAT16, BFLOAT16_CACHE = 0, 1, 2
 KINDS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16_CACHE}

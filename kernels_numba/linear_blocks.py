@@ -26,7 +26,7 @@ import numpy as np
 
 from kernels_numba import arrays
 from kernels_numba.errors import RangeError, ShapeError
-from kernels_numba.linear_vectors import (
+from kernels_numba.intrinsics.linear_vectors import (
     STEP,
     add_each,
     load_byte,

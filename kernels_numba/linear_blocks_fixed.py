@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.linear_blocks import TILE_ROWS
-from kernels_numba.linear_vectors import keep, store_float
-from kernels_numba.numerics import bits_to_float, copy_bytes
-from kernels_numba.runtime import PART, njit, register_jitable
-from kernels_numba.vectors_codes import (
+from kernels_numba.intrinsics.linear_vectors import keep, store_float
+from kernels_numba.intrinsics.numerics import bits_to_float, copy_bytes
+from kernels_numba.intrinsics.vectors_codes import (
     LANES,
     PAIR_BLOCKS,
     SIZE,
@@ -35,6 +33,8 @@ from kernels_numba.vectors_codes import (
     put_at,
     put_limbs,
 )
+from kernels_numba.linear_blocks import TILE_ROWS
+from kernels_numba.runtime import PART, njit, register_jitable
 
 BLOCK = 32
 STEP = PAIR_BLOCKS * BLOCK

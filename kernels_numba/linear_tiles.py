@@ -16,6 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from kernels_numba.intrinsics.linear_vectors import (
+    LANES,
+    LINE_BYTES,
+    STEP,
+    call_address,
+    keep,
+    load_float,
+    multiply_add,
+    multiply_each,
+    prefetch,
+    prefetch_second,
+    store_float,
+    store_floats,
+    store_sums,
+)
+from kernels_numba.intrinsics.numerics import copy_bytes
+from kernels_numba.intrinsics.vectors import zeros
 from kernels_numba.linear_blocks import (
     BLOCK_BYTES,
     FLOAT32,
@@ -34,24 +51,7 @@ from kernels_numba.linear_blocks import (
     read_q8_0,
 )
 from kernels_numba.linear_blocks_fixed import LAYOUTS, fixed_bytes, to_fixed
-from kernels_numba.linear_vectors import (
-    LANES,
-    LINE_BYTES,
-    STEP,
-    call_address,
-    keep,
-    load_float,
-    multiply_add,
-    multiply_each,
-    prefetch,
-    prefetch_second,
-    store_float,
-    store_floats,
-    store_sums,
-)
-from kernels_numba.numerics import copy_bytes
 from kernels_numba.runtime import PART, cfunc, njit, prange, register_jitable
-from kernels_numba.vectors import zeros
 
 TILE_COLUMNS = 4 if LANES == 16 else 2
 """16 sums in registers where there are 32, 8 where there may be 16."""

@@ -26,21 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.linear_blocks import BLOCK_BYTES, INT8, Q4_0, Q4_1, Q8_0, TILE_ROWS
-from kernels_numba.linear_blocks_fixed import (
-    BLOCK,
-    BYTES,
-    MIN_WIDTH,
-    NIBBLES,
-    PLAIN_BYTES,
-    STEP_BYTES,
-    places,
+from kernels_numba.intrinsics.linear_vectors import (
+    FIRST,
+    keep,
+    load_float,
+    prefetching,
+    store_float,
+    store_sums,
 )
-from kernels_numba.linear_vectors import FIRST, keep, load_float, prefetching, store_float, store_sums
-from kernels_numba.numerics import copy_bytes
-from kernels_numba.runtime import cfunc, register_jitable
-from kernels_numba.vectors import fused, plus, spread, times
-from kernels_numba.vectors_codes import (
+from kernels_numba.intrinsics.numerics import copy_bytes
+from kernels_numba.intrinsics.vectors import fused, plus, spread, times
+from kernels_numba.intrinsics.vectors_codes import (
     BYTE_BLOCKS,
     LANES,
     NIBBLE_BLOCKS,
@@ -61,6 +57,17 @@ from kernels_numba.vectors_codes import (
     times_256,
     where,
 )
+from kernels_numba.linear_blocks import BLOCK_BYTES, INT8, Q4_0, Q4_1, Q8_0, TILE_ROWS
+from kernels_numba.linear_blocks_fixed import (
+    BLOCK,
+    BYTES,
+    MIN_WIDTH,
+    NIBBLES,
+    PLAIN_BYTES,
+    STEP_BYTES,
+    places,
+)
+from kernels_numba.runtime import cfunc, register_jitable
 
 AHEAD_BYTES = 5000
 """How far ahead weights are asked for: two tiles of rows of 576."""

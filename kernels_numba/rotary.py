@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.numerics import copy_bytes, store, widen
+from kernels_numba.intrinsics.numerics import copy_bytes, store, widen
+from kernels_numba.intrinsics.vectors import fused
 from kernels_numba.runtime import PART, njit
-from kernels_numba.vectors import fused
 
 
 def rotate_v0(rows: np.ndarray, cosine: np.ndarray, sine: np.ndarray, positions: np.ndarray) -> np.ndarray:

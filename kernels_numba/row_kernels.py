@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.linear_vectors import floats_at
-from kernels_numba.numerics import LOG2_E, exp2_of_negative
+from kernels_numba.intrinsics.linear_vectors import floats_at
+from kernels_numba.intrinsics.numerics import LOG2_E, exp2_of_negative
+from kernels_numba.intrinsics.vectors import LANES, fused, load, plus, put, zeros
 from kernels_numba.runtime import PARALLEL_CALL, PART, get_num_threads, njit, prange, register_jitable
-from kernels_numba.vectors import LANES, fused, load, plus, put, zeros
 
 PARALLEL_VALUES = 1 << 15
 """Fewer values than this one thread computes in the time in which a second one wakes up."""

@@ -19,9 +19,10 @@ from typing import Any
 
 _OUR_FOLDER = "kernels-"
 HELPERS = (
-    *("attention_plain.py", "linear_blocks.py", "linear_blocks_fixed.py", "linear_vectors.py", "numerics.py"),
-    *("register_blocks.py", "row_kernels.py", "runtime.py", "streaming.py", "vectors.py", "vectors_codes.py"),
-    "words.py",
+    *("attention_plain.py", "intrinsics/linear_vectors.py", "intrinsics/numerics.py"),
+    *("intrinsics/register_blocks.py", "intrinsics/streaming.py", "intrinsics/vectors.py"),
+    *("intrinsics/vectors_codes.py", "intrinsics/words.py", "linear_blocks.py", "linear_blocks_fixed.py"),
+    *("row_kernels.py", "runtime.py"),
 )
 """Files of this package, by their paths in it, whose functions or constants are compiled into the kernels of
 other files."""

@@ -62,6 +62,9 @@ SYSTEM: dict[str, set[str]] = {
 
 ROOMS = {
     "mooncake_lite": SYSTEM,
+    "kernels_numba": {
+        "intrinsics": {"runtime"},
+    },
     "store": {
         "policies": {"ranking"},
         "books": {"allocator", "layout", "objects", "policies", "ranking"},

@@ -34,7 +34,7 @@ def imported(tree: ast.AST) -> dict[str, str]:
 
 
 def file_of(folders: list[str], name: str) -> str:
-    """words.py for `from kernels_numba import words`, and for `from kernels_numba.words import word`."""
+    """words.py for `from kernels_numba import words`, and for an import of what that file defines."""
     inner = "/".join([*folders, f"{name}.py"])
     return inner if (FOLDER / inner).is_file() else f"{'/'.join(folders) or '__init__'}.py"
 

@@ -166,7 +166,7 @@ def test_it_runs_where_vectors_are_narrower() -> None:
     program = """
 import numpy as np
 from kernels_numba.linear_layers import linear
-from kernels_numba.linear_vectors import LANES
+from kernels_numba.intrinsics.linear_vectors import LANES
 x = np.arange(3 * 70, dtype=np.float32).reshape(3, 70) / 100
 w = np.arange(5 * 70, dtype=np.float32).reshape(5, 70) / 100
 print(LANES, np.allclose(linear(x, w), x @ w.T))

@@ -11,9 +11,19 @@ docs/explain/paged-attention.md.
 
 from __future__ import annotations
 
-from kernels_numba import vectors
-from kernels_numba.numerics import word
-from kernels_numba.vectors import BYTE, FLOAT, INT, LONG, Vector, load_value, same, shuffle, store_value
+from kernels_numba.intrinsics import vectors
+from kernels_numba.intrinsics.numerics import word
+from kernels_numba.intrinsics.vectors import (
+    BYTE,
+    FLOAT,
+    INT,
+    LONG,
+    Vector,
+    load_value,
+    same,
+    shuffle,
+    store_value,
+)
 
 from llvmlite import ir  # isort: skip
 from numba import carray, types  # isort: skip

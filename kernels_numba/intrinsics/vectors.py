@@ -17,7 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels_numba.numerics import EXP2_FIT, EXP2_FLOOR, word  # first: it sets up Numba's cache folder
+from kernels_numba.intrinsics.numerics import (  # first: it sets up Numba's cache folder
+    EXP2_FIT,
+    EXP2_FLOOR,
+    word,
+)
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip

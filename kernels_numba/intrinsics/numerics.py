@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels_numba.intrinsics.words import word_maker
 from kernels_numba.runtime import PART, njit
-from kernels_numba.words import word_maker
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_numba.numerics import word
-from kernels_numba.vectors import (
+from kernels_numba.intrinsics.numerics import word
+from kernels_numba.intrinsics.vectors import (
     BYTE,
     FLOAT,
     HALF,

@@ -10,7 +10,7 @@ down as LLVM would have to find it, out of the words of vectors.py.
 
 from __future__ import annotations
 
-from kernels_numba.vectors import FLOAT, FUSE, LANES, LONG, same, spread_value
+from kernels_numba.intrinsics.vectors import FLOAT, FUSE, LANES, LONG, same, spread_value
 
 from llvmlite import ir  # isort: skip
 from numba import types  # isort: skip

@@ -12,7 +12,7 @@ MB with two threads takes two thirds of the time that it takes with memcpy.
 
 from __future__ import annotations
 
-from kernels_numba.numerics import copy_bytes, word
+from kernels_numba.intrinsics.numerics import copy_bytes, word
 from kernels_numba.runtime import PART, njit
 
 from llvmlite import ir  # isort: skip
