@@ -180,6 +180,6 @@ def empty_like(array: Any) -> Any:
         return torch.empty_like(array)
     if isinstance(array, np.ndarray):
         return np.empty_like(array)
-    from kernels_numba.backend_cuda import cuda
+    from kernels_numba.gpu.backend_cuda import cuda
 
     return cuda.device_array(array.shape, array.dtype)

@@ -27,8 +27,8 @@ from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend, pre
 from kernels_numba.attention_rungs import LOWEST, MAX_CHANNELS, NAN, ONE, THREADS, ZERO, rung
 from kernels_numba.attention_rungs import MAX_HEAD_DIM as MAX_HEAD_DIM
 from kernels_numba.attention_tiles_cuda import launch_tiled
-from kernels_numba.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_its_device, widen
 from kernels_numba.checks import NO_WINDOW
+from kernels_numba.gpu.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_its_device, widen
 
 
 def attention_v1(query, key_cache, value_cache, block_tables, query_lens, context_lens, out, scale, window):

@@ -36,7 +36,8 @@ from kernels_numba.attention_mma_cuda import (
     decode_warps,
     make_attend,
 )
-from kernels_numba.backend_cuda import (
+from kernels_numba.checks import NO_WINDOW
+from kernels_numba.gpu.backend_cuda import (
     UNPACK,
     addresses,
     broadcast,
@@ -57,7 +58,6 @@ from kernels_numba.backend_cuda import (
     warp_sum,
     workspace,
 )
-from kernels_numba.checks import NO_WINDOW
 
 LOG2_E = 1.4426950408889634
 HEADS_AT_ONCE = 4

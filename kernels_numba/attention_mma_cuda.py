@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.backend_cuda import (
+from kernels_numba.gpu.backend_cuda import (
     CHUNK_ALIGNMENT,
     broadcast,
     check_shared,

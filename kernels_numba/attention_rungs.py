@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.backend_cuda import compiled, on_device, on_its_device
 from kernels_numba.checks import NO_WINDOW
+from kernels_numba.gpu.backend_cuda import compiled, on_device, on_its_device
 
 THREADS = 64
 """Threads of a block, and keys of a tile. Two warps: small blocks hide each other's waits, and the simulator

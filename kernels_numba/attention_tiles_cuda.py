@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.attention_rungs import LOWEST, MAX_CHANNELS, MAX_HEAD_DIM, NAN, ONE, THREADS, ZERO, rung
-from kernels_numba.backend_cuda import cuda, narrow, widen
+from kernels_numba.gpu.backend_cuda import cuda, narrow, widen
 
 TILE_ROWS = 16
 """Rows of a block: the sums of 16 rows x 256 channels are 64 numbers a thread."""

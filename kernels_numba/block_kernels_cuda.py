@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.arrays import strides_of
-from kernels_numba.backend_cuda import (
+from kernels_numba.gpu.backend_cuda import (
     addresses,
     aligned,
     as_bytes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels_numba.backend_cuda import Capability
+    from kernels_numba.gpu.backend_cuda import Capability
 
 GROUPS = (8, 128)
 """Query heads of a kv head that ask for the fewest and the most warps."""
@@ -29,7 +29,7 @@ class Kernel:
 
     def lowered(self, *ccs: Capability) -> list[bytes]:
         """LTO-IR for each compute capability."""
-        from kernels_numba.backend_cuda import lower
+        from kernels_numba.gpu.backend_cuda import lower
 
         return lower(self.function, self.arguments, ccs, self.bounds)
 

@@ -79,7 +79,7 @@ def items_of(name: str) -> list[Item]:
     import torch
 
     if name == "kernels":
-        from kernels_numba.backend_cuda import launched
+        from kernels_numba.gpu.backend_cuda import launched
         from kernels_numba.gpu_lowering import kernels
 
         cc = launched(torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0))

@@ -34,7 +34,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SPREAD = ("tests/kernels_numba/test_cuda.py", "tests/tutorials/test_tutorials.py")
+SPREAD = ("tests/kernels_numba/gpu/test_cuda.py", "tests/tutorials/test_tutorials.py")
 """Files whose tests have nothing in common but a parameter: workers share them, a parameter at a time."""
 
 TOGETHER = ("test_drawn.py", "test_lm_eval.py", "test_recording.py", "test_serving.py")
@@ -42,7 +42,7 @@ TOGETHER = ("test_drawn.py", "test_lm_eval.py", "test_recording.py", "test_servi
 
 LONG = (
     "tests/mooncake_lite/model/test_model_forward.py",
-    "tests/kernels_numba/test_cuda.py",
+    "tests/kernels_numba/gpu/test_cuda.py",
     "tests/tutorials/test_tutorials.py",
     "tests/cluster/test_poison.py",
     "tests/cluster/test_families.py",

@@ -64,6 +64,7 @@ ROOMS = {
     "mooncake_lite": SYSTEM,
     "kernels_numba": {
         "intrinsics": {"runtime"},
+        "gpu": {"intrinsics"},
     },
     "store": {
         "policies": {"ranking"},

@@ -29,7 +29,7 @@ KEPT_OUTPUT_BYTES = 4 << 10
 """Prints of a student's code that a message may show."""
 MOST_SAID = 600
 """Characters of an exception in a message: Numba's go on for pages."""
-JUDGES = ("tutorials/labs/", "mooncake_lite/labs/", "kernels_numba/simulator_blocks.py")
+JUDGES = ("tutorials/labs/", "mooncake_lite/labs/", "kernels_numba/gpu/simulator_blocks.py")
 """Files of a child that are not the student's: a driver, the race checker, the simulator."""
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "MKL_NUM_THREADS")

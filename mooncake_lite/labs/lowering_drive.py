@@ -41,7 +41,7 @@ def lower(names: Sequence[str]) -> dict[str, str]:
 
 def device(_: object) -> dict[str, str]:
     """Return {"name": the GPU}, or {"error": why there is none}."""
-    from kernels_numba.backend_cuda import cuda
+    from kernels_numba.gpu.backend_cuda import cuda
 
     if not cuda.is_available():
         return {"error": " ".join((cuda.cuda_error() or "no NVVM").split())}

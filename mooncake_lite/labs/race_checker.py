@@ -109,7 +109,7 @@ class Recording:
     """
 
     def __init__(self, global_arrays: Sequence[str] = ()) -> None:
-        from kernels_numba import simulator_blocks  # loads Numba, which only the child process needs
+        from kernels_numba.gpu import simulator_blocks  # loads Numba, which only the child process needs
 
         self._simulator = simulator_blocks
         self.phases: list[Phase] = []
@@ -274,9 +274,9 @@ def watch(global_arrays: Sequence[str] = ()) -> Iterator[Recording]:
     Shared memory begins as NaN, or as an index out of range. A kernel that fails raises as it does without.
     Raises BackendError when Numba does not simulate.
     """
-    from kernels_numba.backend_cuda import SIMULATED
     from kernels_numba.errors import BackendError
-    from kernels_numba.simulator_blocks import observed
+    from kernels_numba.gpu.backend_cuda import SIMULATED
+    from kernels_numba.gpu.simulator_blocks import observed
 
     if not SIMULATED:
         raise BackendError(

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from kernels_numba import attention_cuda
-from kernels_numba.backend_cuda import cuda
+from kernels_numba.gpu.backend_cuda import cuda
 from mooncake_lite.labs.access_map import access_map
 from mooncake_lite.labs.race_checker import Finding, Recording, watch
-from tests.kernels_numba.simulator_checks import Case, device, poison
+from tests.kernels_numba.gpu.simulator_checks import Case, device, poison
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
 
 BARRIER = "cuda.syncthreads()"

@@ -21,11 +21,11 @@ from kernels_numba.errors import BackendError
 from kernels_numba.gpu_lowering import Kernel, architecture, assemble, linked, ptx_of, read_log
 
 if TYPE_CHECKING:
-    from kernels_numba.backend_cuda import Capability
+    from kernels_numba.gpu.backend_cuda import Capability
 
 Test = TypeVar("Test")
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 ARCHITECTURES: tuple[Capability, ...] = ((8, 0), (9, 0), (9, 0, "a"), (10, 0), (10, 0, "a"))
 HOPPER: Capability = (9, 0, "a")
 """What a launch on an H100 or H200 links for."""
@@ -117,7 +117,7 @@ def ptx(name: str, cc: Capability = HOPPER) -> str:
 def test_every_cuda_kernel_agrees_with_its_oracle_in_the_simulator(part: int) -> None:
     """Numba chooses between simulator and compiler when it is imported: hence a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels_numba.simulator_checks", "--part", f"{part}/{PARTS}"],
+        [sys.executable, "-m", "tests.kernels_numba.gpu.simulator_checks", "--part", f"{part}/{PARTS}"],
         env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
         cwd=REPOSITORY,
         capture_output=True,
@@ -155,7 +155,7 @@ def test_the_ptx_of_every_cuda_kernel_assembles_the_tuned_ones_without_spills_an
 def test_the_ptx_that_is_assembled_here_is_what_numba_loads(name: str) -> None:
     from numba.cuda.cudadrv.driver import _Linker
 
-    from kernels_numba.backend_cuda import compiled
+    from kernels_numba.gpu.backend_cuda import compiled
 
     kernel = kernels()[name]
     assert compiled(kernel.function).targetoptions["lto"], "Numba would assemble relocatable PTX"
@@ -230,7 +230,7 @@ def test_ptx_code_that_cannot_be_linked_is_an_error_with_the_linker_s_words() ->
 def test_kernels_go_to_torch_s_current_stream_of_the_tensor_s_device(monkeypatch) -> None:
     import torch
 
-    from kernels_numba import backend_cuda
+    from kernels_numba.gpu import backend_cuda
 
     made, current = [], SimpleNamespace(cuda_stream=0)
 
@@ -258,7 +258,7 @@ def test_kernels_go_to_torch_s_current_stream_of_the_tensor_s_device(monkeypatch
 def test_a_launch_runs_on_the_tensor_s_device_and_the_caller_s_is_current_again_after(monkeypatch) -> None:
     import torch
 
-    from kernels_numba.backend_cuda import on_its_device
+    from kernels_numba.gpu.backend_cuda import on_its_device
 
     current, launches = [0], []
 
@@ -307,7 +307,7 @@ def test_every_launch_function_leaves_the_caller_s_device_current() -> None:
 
 @needs_nvvm
 def test_a_device_array_without_a_device_is_refused_with_the_driver_s_words(monkeypatch) -> None:
-    from kernels_numba import backend_cuda
+    from kernels_numba.gpu import backend_cuda
 
     driver = SimpleNamespace(is_available=lambda: False, cuda_error=lambda: "\nno driver\n")
     monkeypatch.setattr(backend_cuda, "cuda", driver)

@@ -18,7 +18,7 @@ import numpy as np
 from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
 
-from kernels_numba import backend_twins
+from kernels_numba.gpu import backend_twins
 
 LIMIT_S = 90.0
 """Longer than a warp waits for its lanes (backend_twins.WAIT_S)."""

@@ -51,7 +51,7 @@ QUIET_NAN = 0x7FC0
 """Bits of a bfloat16 NaN: rounding a NaN's own bits up could carry into an infinity."""
 
 if SIMULATED:
-    from kernels_numba.backend_twins import *
+    from kernels_numba.gpu.backend_twins import *
 
     def widen(element):
         """float32 of an element of a cache: itself, bfloat16 bits (uint16) or float16 bits (int16)."""
@@ -70,7 +70,7 @@ else:
     from numba.core import types
     from numba.cuda.extending import intrinsic
 
-    from kernels_numba.backend_ptx import *  # type: ignore[assignment]
+    from kernels_numba.gpu.backend_ptx import *  # type: ignore[assignment]
 
     # Intrinsics, not device functions: those would ask the driver which GPU to compile for, and with
     # intrinsics kernels lower to PTX on machines that have none.

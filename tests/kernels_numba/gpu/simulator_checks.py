@@ -24,13 +24,13 @@ from kernels_numba import (
     attention_mma_cuda,
     block_kernels_cuda,
     codec_kernels_cuda,
-    simulator_blocks,
 )
-from kernels_numba.backend_cuda import SIMULATED, cuda
 from kernels_numba.block_kernels import gather_blocks_v0
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.codecs import codec
 from kernels_numba.errors import ArgumentError, KindError
+from kernels_numba.gpu import simulator_blocks
+from kernels_numba.gpu.backend_cuda import SIMULATED, cuda
 
 RANDOM = np.random.default_rng(0)
 PIECE = 32
