@@ -11,8 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernels_numba.attention_decode import paged_attention_decode as paged_attention_decode
-    from kernels_numba.attention_prefill import paged_attention_prefill as paged_attention_prefill
+    from kernels_numba.attention.attention_decode import paged_attention_decode as paged_attention_decode
+    from kernels_numba.attention.attention_prefill import paged_attention_prefill as paged_attention_prefill
     from kernels_numba.blocks import copy_pages as copy_pages
     from kernels_numba.blocks import gather_blocks as gather_blocks
     from kernels_numba.blocks import scatter_blocks as scatter_blocks
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from kernels_numba.row_kernels import silu_multiply as silu_multiply
 
 _HOME = {
-    "paged_attention_decode": "attention_decode",
-    "paged_attention_prefill": "attention_prefill",
+    "paged_attention_decode": "attention.attention_decode",
+    "paged_attention_prefill": "attention.attention_prefill",
     "scatter_kv": "blocks",
     "gather_blocks": "blocks",
     "scatter_blocks": "blocks",

@@ -187,8 +187,8 @@ def _element(dtype: str) -> Any:
 
 def _attend(dtype: str, prefill: bool) -> None:
     """One token after one page."""
-    from kernels_numba.attention_decode import paged_attention_decode
-    from kernels_numba.attention_prefill import paged_attention_prefill
+    from kernels_numba.attention.attention_decode import paged_attention_decode
+    from kernels_numba.attention.attention_prefill import paged_attention_prefill
 
     query, cache = np.zeros((1, 1, 8), _element(dtype)), np.zeros((1, 1, 1, 8), _element(dtype))
     tables, lens = np.zeros((1, 1), np.int32), np.ones(1, np.int32)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.attention_decode_tiles import decode_v3
+from kernels_numba.attention.attention_decode_tiles import decode_v3
 from kernels_numba.block_kernels import move_tokens
 from kernels_numba.checks import check_window
 from kernels_numba.errors import ShapeError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import kernels_numba
-from kernels_numba import attention_cuda, attention_decode_cuda
+from kernels_numba.attention import attention_cuda, attention_decode_cuda
 from kernels_numba.checks import NO_WINDOW
 
 Check = tuple[str, Callable[[], str]]

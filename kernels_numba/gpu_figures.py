@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernels_numba
-from kernels_numba import attention_cuda
+from kernels_numba.attention import attention_cuda
 from kernels_numba.codecs import codec
 from kernels_numba.gpu_checks import captured
 

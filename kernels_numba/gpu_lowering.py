@@ -48,8 +48,14 @@ def kernels() -> Iterator[Kernel]:
     """All kernels: the tuned ones of every element type and head_dim of interest, then the plain rungs."""
     from numba import types
 
-    from kernels_numba.attention_decode_cuda import make_decode_v3, make_merge
-    from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, decode_warps, make_attend, prefill_warps
+    from kernels_numba.attention.attention_decode_cuda import make_decode_v3, make_merge
+    from kernels_numba.attention.attention_mma_cuda import (
+        HEAD_DIMS,
+        bounds,
+        decode_warps,
+        make_attend,
+        prefill_warps,
+    )
 
     i64, f32 = types.int64, types.float32
     for element in ("bfloat16", "float16"):
@@ -76,7 +82,8 @@ def plain_kernels() -> Iterator[Kernel]:
     """The plain rungs, of every element type."""
     from numba import types
 
-    from kernels_numba import attention_cuda, attention_tiles_cuda, block_kernels_cuda
+    from kernels_numba import block_kernels_cuda
+    from kernels_numba.attention import attention_cuda, attention_tiles_cuda
     from kernels_numba.codec_kernels_cuda import recode_v1
     from kernels_numba.rotary_cuda import scatter_rotated_v1
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.attention_decode import paged_attention_decode
-from kernels_numba.attention_decode_tiles import decode_v3
-from kernels_numba.attention_prefill import check_lengths, check_pages, paged_attention_prefill
-from kernels_numba.attention_prefill_tiles import prefill_tiles
+from kernels_numba.attention.attention_decode import paged_attention_decode
+from kernels_numba.attention.attention_decode_tiles import decode_v3
+from kernels_numba.attention.attention_prefill import check_lengths, check_pages, paged_attention_prefill
+from kernels_numba.attention.attention_prefill_tiles import prefill_tiles
 from kernels_numba.block_kernels import move_tokens
 from kernels_numba.blocks import check_ids, check_rotary, scatter_kv
 from kernels_numba.checks import check_window, wrong_size

@@ -19,7 +19,7 @@ from typing import Any
 
 _OUR_FOLDER = "kernels-"
 HELPERS = (
-    *("attention_plain.py", "intrinsics/linear_vectors.py", "intrinsics/numerics.py"),
+    *("attention/attention_plain.py", "intrinsics/linear_vectors.py", "intrinsics/numerics.py"),
     *("intrinsics/register_blocks.py", "intrinsics/streaming.py", "intrinsics/vectors.py"),
     *("intrinsics/vectors_codes.py", "intrinsics/words.py", "linear_blocks.py", "linear_blocks_fixed.py"),
     *("row_kernels.py", "runtime.py"),

@@ -63,6 +63,7 @@ SYSTEM: dict[str, set[str]] = {
 ROOMS = {
     "mooncake_lite": SYSTEM,
     "kernels_numba": {
+        "attention": {"arrays", "checks", "gpu", "intrinsics", "runtime"},
         "intrinsics": {"runtime"},
         "gpu": {"intrinsics"},
     },

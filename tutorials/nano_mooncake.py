@@ -109,7 +109,7 @@ class Model:
 
     def attend(self, query, keys, values) -> np.ndarray:
         """Attend from the last n tokens: query (n, heads, dim), keys and values (kv_heads, tokens, dim). The
-        heads of a group share a KV head: see kernels_numba/attention_prefill.py."""
+        heads of a group share a KV head: see kernels_numba/attention/attention_prefill.py."""
         (n, heads, dim), tokens = query.shape, keys.shape[1]
         grouped = query.swapaxes(0, 1).reshape(self.kv_heads, -1, dim)
         scores = (grouped @ keys.swapaxes(1, 2)).reshape(heads, n, tokens) * np.float32(dim**-0.5)

@@ -99,7 +99,7 @@ def test_sequences_that_bring_more_than_one_token_are_no_singles() -> None:
 def test_contexts_that_are_split_at_multiples_give_the_same_bits_alone_and_together(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernels_numba.attention_decode.get_num_threads", lambda: workers)
+    monkeypatch.setattr("kernels_numba.attention.attention_decode.get_num_threads", lambda: workers)
     paged = make_paged(context_lens=[700, 3, 256, 257, 1500], query_lens=[1] * 5)
     caches, tables, lens = (paged.key_cache, paged.value_cache), paged.block_tables, paged.context_lens
 

@@ -18,13 +18,8 @@ from typing import Any
 import numpy as np
 
 import kernels_numba
-from kernels_numba import (
-    attention_cuda,
-    attention_decode_cuda,
-    attention_mma_cuda,
-    block_kernels_cuda,
-    codec_kernels_cuda,
-)
+from kernels_numba import block_kernels_cuda, codec_kernels_cuda
+from kernels_numba.attention import attention_cuda, attention_decode_cuda, attention_mma_cuda
 from kernels_numba.block_kernels import gather_blocks_v0
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.codecs import codec

@@ -207,7 +207,7 @@ def test_a_cache_with_more_slots_than_32_bits_hold_is_left_to_the_plain_kernels(
 
 @pytest.mark.quick
 def test_a_plan_with_too_much_shared_memory_is_refused_in_one_line() -> None:
-    from kernels_numba.attention_mma_cuda import make_attend
+    from kernels_numba.attention.attention_mma_cuda import make_attend
 
     words = r"^a block needs 65536 bytes of shared memory: Numba asks for at most 49152; use smaller tiles$"
     with pytest.raises(BackendError, match=words):
@@ -291,13 +291,8 @@ def test_a_launch_runs_on_the_tensor_s_device_and_the_caller_s_is_current_again_
 @pytest.mark.quick
 @needs_nvvm
 def test_every_launch_function_leaves_the_caller_s_device_current() -> None:
-    from kernels_numba import (
-        attention_cuda,
-        attention_decode_cuda,
-        block_kernels_cuda,
-        codec_kernels_cuda,
-        rotary_cuda,
-    )
+    from kernels_numba import block_kernels_cuda, codec_kernels_cuda, rotary_cuda
+    from kernels_numba.attention import attention_cuda, attention_decode_cuda
 
     homes = (attention_cuda, attention_decode_cuda, block_kernels_cuda, codec_kernels_cuda, rotary_cuda)
     found = {name: f for home in homes for name, f in vars(home).items() if name.startswith("launch_")}

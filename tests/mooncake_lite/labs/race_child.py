@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kernels_numba import attention_cuda
+from kernels_numba.attention import attention_cuda
 from kernels_numba.gpu.backend_cuda import cuda
 from mooncake_lite.labs.access_map import access_map
 from mooncake_lite.labs.race_checker import Finding, Recording, watch

@@ -78,11 +78,12 @@ def test_a_prediction_that_no_count_can_be_is_refused(number: str) -> None:
 def test_an_exception_names_the_innermost_line_of_the_student() -> None:
     frames = [
         ("tutorials/labs/01_paged_attention/drive_kernels.py", 50, "launch"),
-        ("kernels_numba/attention_cuda.py", 82, "attention_v1"),
+        ("kernels_numba/attention/attention_cuda.py", 82, "attention_v1"),
         ("mooncake_lite/labs/race_checker.py", 260, "__getitem__"),
     ]
     assert (
-        in_words(Raised("IndexError", "7", frames)) == "IndexError: 7 in kernels_numba/attention_cuda.py:82"
+        in_words(Raised("IndexError", "7", frames))
+        == "IndexError: 7 in kernels_numba/attention/attention_cuda.py:82"
     )
     assert in_words(Raised("KeyError", "7", frames[:1])).endswith(" in " + frames[0][0] + ":50")
     assert len(in_words(Raised("TypingError", "long " * 1000, frames))) < 700

@@ -16,7 +16,7 @@ from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT, edit
 
 BARRIER = "        cuda.syncthreads()\n"
-FILE = "kernels_numba/attention_cuda.py"
+FILE = "kernels_numba/attention/attention_cuda.py"
 
 TWO_BUFFERS = """
     row, head, me = cuda.blockIdx.x, cuda.blockIdx.y, THREADS - 1 - cuda.threadIdx.x

@@ -82,8 +82,12 @@ def test_a_model_answers_with_the_attention_of_a_student(repository: Path, tmp_p
         pytest.skip("compiles kernels twice; make soak does it")
     labs("start", "1")
     write_regions(repository, lab_in(ROOT, 1))
-    edit(repository / "kernels_numba/attention_plain.py", "return top, total", "return top, -total")
-    edit(repository / "kernels_numba/attention_cuda.py", "total += weight\n                value", "value")
+    edit(repository / "kernels_numba/attention/attention_plain.py", "return top, total", "return top, -total")
+    edit(
+        repository / "kernels_numba/attention/attention_cuda.py",
+        "total += weight\n                value",
+        "value",
+    )
     result = labs("run", "1", "--model", str(model_of_words(tmp_path / "model")))
     rows = [row for row in result.output.splitlines() if " equal " in row or " DIFFERENT " in row]
     found = [" ".join(row.split()) for row in rows]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernels_numba import attention_cuda
+from kernels_numba.attention import attention_cuda
 from kernels_numba.errors import BackendError
 from mooncake_lite.labs.access_map import AccessMap
 from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch

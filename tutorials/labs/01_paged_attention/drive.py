@@ -16,7 +16,7 @@ os.environ["NUMBA_OPT"] = "0"  # each child compiles anew, which takes longer th
 
 import numpy as np
 
-from kernels_numba import attention_plain
+from kernels_numba.attention import attention_plain
 
 GUARD = 64
 """Cells on both sides of a scratch array, more than a page has tokens."""

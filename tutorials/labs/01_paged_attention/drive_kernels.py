@@ -20,7 +20,7 @@ if not ON_GPU:
 
 import numpy as np  # noqa: E402
 
-from kernels_numba import attention_cuda  # noqa: E402
+from kernels_numba.attention import attention_cuda  # noqa: E402
 from kernels_numba.gpu.backend_cuda import cuda  # noqa: E402
 from mooncake_lite.labs.access_map import AccessMap, access_map  # noqa: E402
 from mooncake_lite.labs.race_checker import READS, Finding, Recording, watch  # noqa: E402

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels_numba
-from kernels_numba import arrays, attention_prefill_tiles
-from kernels_numba.attention_prefill import prefill_v0, prefill_v1
-from kernels_numba.attention_prefill_tiles import prefill_tiles
+from kernels_numba import arrays
+from kernels_numba.attention import attention_prefill_tiles
+from kernels_numba.attention.attention_prefill import prefill_v0, prefill_v1
+from kernels_numba.attention.attention_prefill_tiles import prefill_tiles
 from kernels_numba.checks import check_window
 from kernels_numba.errors import RangeError
 from tests.kernels_numba.paging import (

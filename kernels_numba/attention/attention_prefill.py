@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.attention_plain import attend, gathered
-from kernels_numba.attention_prefill_tiles import prefill_tiles
+from kernels_numba.attention.attention_plain import attend, gathered
+from kernels_numba.attention.attention_prefill_tiles import prefill_tiles
 from kernels_numba.checks import NO_WINDOW, check_attention, check_tables, check_window, raise_for_table
 from kernels_numba.errors import RangeError
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads, njit
@@ -81,7 +81,7 @@ def paged_attention_prefill(
     if query.shape[0] == 0:
         return out
     if device == arrays.CUDA:
-        from kernels_numba.attention_cuda import launch_prefill
+        from kernels_numba.attention.attention_cuda import launch_prefill
 
         launch_prefill(
             query, key_cache, value_cache, block_tables, query_lens, context_lens, scale, out, reach

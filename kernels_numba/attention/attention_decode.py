@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.attention_decode_tiles import decode_v3
-from kernels_numba.attention_plain import add_tokens, attend, gathered
+from kernels_numba.attention.attention_decode_tiles import decode_v3
+from kernels_numba.attention.attention_plain import add_tokens, attend, gathered
 from kernels_numba.checks import (
     NO_WINDOW,
     check_attention,
@@ -100,7 +100,7 @@ def paged_attention_decode(
     if split < 0 or (split and device == arrays.CUDA):
         raise RangeError("split", split, "0, or on the CPU a number of tokens")
     if device == arrays.CUDA:
-        from kernels_numba.attention_cuda import launch_decode
+        from kernels_numba.attention.attention_cuda import launch_decode
 
         launch_decode(query, key_cache, value_cache, block_tables, context_lens, scale, out, limit)
         return out

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.arrays import dtype_name
-from kernels_numba.attention_decode_cuda import LOG2_E, launch_split
-from kernels_numba.attention_mma_cuda import HEAD_DIMS, bounds, make_attend, prefill_warps
-from kernels_numba.attention_rungs import LOWEST, MAX_CHANNELS, NAN, ONE, THREADS, ZERO, rung
-from kernels_numba.attention_rungs import MAX_HEAD_DIM as MAX_HEAD_DIM
-from kernels_numba.attention_tiles_cuda import launch_tiled
+from kernels_numba.attention.attention_decode_cuda import LOG2_E, launch_split
+from kernels_numba.attention.attention_mma_cuda import HEAD_DIMS, bounds, make_attend, prefill_warps
+from kernels_numba.attention.attention_rungs import LOWEST, MAX_CHANNELS, NAN, ONE, THREADS, ZERO, rung
+from kernels_numba.attention.attention_rungs import MAX_HEAD_DIM as MAX_HEAD_DIM
+from kernels_numba.attention.attention_tiles_cuda import launch_tiled
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.gpu.backend_cuda import addresses, aligned, compiled, cuda, narrow, on_its_device, widen
 

@@ -20,7 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from kernels_numba.attention_rungs import LOWEST, MAX_CHANNELS, MAX_HEAD_DIM, NAN, ONE, THREADS, ZERO, rung
+from kernels_numba.attention.attention_rungs import (
+    LOWEST,
+    MAX_CHANNELS,
+    MAX_HEAD_DIM,
+    NAN,
+    ONE,
+    THREADS,
+    ZERO,
+    rung,
+)
 from kernels_numba.gpu.backend_cuda import cuda, narrow, widen
 
 TILE_ROWS = 16

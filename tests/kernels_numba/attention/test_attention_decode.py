@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels_numba
-from kernels_numba.attention_decode import decode_v0, decode_v1, decode_v2
+from kernels_numba.attention.attention_decode import decode_v0, decode_v1, decode_v2
 from kernels_numba.checks import NO_WINDOW, plain_views
 from kernels_numba.errors import ArgumentError, RangeError
 from tests.kernels_numba.paging import (

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.arrays import dtype_name
-from kernels_numba.attention_mma_cuda import (
+from kernels_numba.attention.attention_mma_cuda import (
     HEAD_DIMS,
     LOWEST,
     MIN_PIECE,
