@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from kernels_numba.blocks import scatter_blocks as scatter_blocks
     from kernels_numba.blocks import scatter_kv as scatter_kv
     from kernels_numba.codecs import codec as codec
-    from kernels_numba.linear_layers import GgufRows as GgufRows
-    from kernels_numba.linear_layers import Int8Rows as Int8Rows
-    from kernels_numba.linear_layers import Linears as Linears
-    from kernels_numba.linear_layers import linear as linear
+    from kernels_numba.matmul.linear_layers import GgufRows as GgufRows
+    from kernels_numba.matmul.linear_layers import Int8Rows as Int8Rows
+    from kernels_numba.matmul.linear_layers import Linears as Linears
+    from kernels_numba.matmul.linear_layers import linear as linear
     from kernels_numba.paged_pass import PagedPass as PagedPass
     from kernels_numba.row_kernels import rms_norm as rms_norm
     from kernels_numba.row_kernels import silu_multiply as silu_multiply
@@ -37,10 +37,10 @@ _HOME = {
     "rms_norm": "row_kernels",
     "silu_multiply": "row_kernels",
     "codec": "codecs",
-    "linear": "linear_layers",
-    "Linears": "linear_layers",
-    "Int8Rows": "linear_layers",
-    "GgufRows": "linear_layers",
+    "linear": "matmul.linear_layers",
+    "Linears": "matmul.linear_layers",
+    "Int8Rows": "matmul.linear_layers",
+    "GgufRows": "matmul.linear_layers",
 }
 
 __all__ = sorted(_HOME)

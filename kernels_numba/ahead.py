@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
-from kernels_numba.linear_blocks import FLOAT32, GGUF_FORMATS
+from kernels_numba.matmul.linear_blocks import FLOAT32, GGUF_FORMATS
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
 
 WAIT_S = 120.0
@@ -230,7 +230,7 @@ def _kind(name: str) -> int:
 
 
 def _linear_drivers() -> None:
-    from kernels_numba.linear_layers import load_drivers
+    from kernels_numba.matmul.linear_layers import load_drivers
 
     load_drivers()
 
@@ -257,15 +257,15 @@ def _decode_layers() -> None:
 
 
 def _multiply(name: str) -> None:
-    from kernels_numba.linear_tiles import compiled_kernel
-    from kernels_numba.linear_tiles_fixed import fixed_kernel
+    from kernels_numba.matmul.linear_tiles import compiled_kernel
+    from kernels_numba.matmul.linear_tiles_fixed import fixed_kernel
 
     compiled_kernel(_kind(name))
     fixed_kernel(_kind(name), sys.maxsize)
 
 
 def _unpack(formats: Sequence[str]) -> None:
-    from kernels_numba.linear_tiles import widen_parallel, widening_kernel
+    from kernels_numba.matmul.linear_tiles import widen_parallel, widening_kernel
 
     for name in formats:
         address = widening_kernel(_kind(name)).address

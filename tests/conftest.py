@@ -49,7 +49,7 @@ LONG = (
     "tests/mooncake_lite/model/test_model_default.py",
     "tests/cluster/test_demo.py",
     "tests/mooncake_lite/labs/test_dev_check.py",
-    "tests/kernels_numba/test_linear_fixed.py",
+    "tests/kernels_numba/matmul/test_linear_fixed.py",
     "tests/transport/test_ranks.py",
     "tests/mooncake_lite/launch/test_stopping.py",
     "tests/store/mooncake_store/test_processes.py",

@@ -65,6 +65,7 @@ ROOMS = {
     "kernels_numba": {
         "attention": {"arrays", "checks", "gpu", "intrinsics", "runtime"},
         "intrinsics": {"runtime"},
+        "matmul": {"arrays", "intrinsics", "runtime"},
         "gpu": {"intrinsics"},
     },
     "store": {

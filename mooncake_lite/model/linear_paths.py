@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from kernels_numba.linear_layers import MAX_ROWS_OF_X, GgufRows, measured_region_us, use_region_us
+from kernels_numba.matmul.linear_layers import MAX_ROWS_OF_X, GgufRows, measured_region_us, use_region_us
 from kernels_numba.runtime import get_num_threads
 from mooncake_lite.model.path_table import PathTable
 from mooncake_lite.model.projection import Family, Paths, Projection, shape_of

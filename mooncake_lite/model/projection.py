@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from kernels_numba.linear_layers import MAX_ROWS_OF_X, GgufRows, Linears, dequantize_v0
+from kernels_numba.matmul.linear_layers import MAX_ROWS_OF_X, GgufRows, Linears, dequantize_v0
 from mooncake_lite.model.weights import Linear
 
 Family: TypeAlias = Literal["fixed", "tiles", "torch"]
@@ -30,7 +30,7 @@ SUM_TERMS = 512
 class Paths:
     """Which kernels multiply how many rows of x.
 
-    fixed   the most rows for products in fixed point, a row at a time (kernels_numba/linear_tiles_fixed.py)
+    fixed   the most rows for products in fixed point, a row at a time (kernels_numba.matmul.linear_tiles_fixed)
     tiles   the most rows for tiles of sums in registers (linear_tiles.py); torch multiplies more
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from kernels_numba.linear_blocks import GgufRows
+    from kernels_numba.matmul.linear_blocks import GgufRows
     from mooncake_lite.model.gguf_tensors import GgufTensor
 
 STORED = ("F32", "BF16", "F16")
@@ -264,7 +264,7 @@ def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.T
     """Float32 as a tensor of its own (a row or two, in the default model); blocks as they lie."""
     import torch
 
-    from kernels_numba.linear_blocks import GgufRows
+    from kernels_numba.matmul.linear_blocks import GgufRows
 
     if format == "F32":
         return torch.from_numpy(data.copy().view("<f4").reshape(shape))

@@ -24,8 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels_numba import gather_blocks, paged_attention_decode, paged_attention_prefill, scatter_blocks
 from kernels_numba.codecs import CODECS
-from kernels_numba.linear_blocks import BLOCK_BYTES, GGUF_FORMATS
-from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears
+from kernels_numba.matmul.linear_blocks import BLOCK_BYTES, GGUF_FORMATS
+from kernels_numba.matmul.linear_layers import GgufRows, Int8Rows, Linears
 from mooncake_lite.tools.bench.result import Row, Side, compare, timed
 
 LAYERS, KV_HEADS, PAGE, BLOCK, DIM = 30, 3, 16, 64, 64

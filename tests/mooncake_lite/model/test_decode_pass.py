@@ -14,7 +14,7 @@ import torch
 
 from kernels_numba.decode_layers import DecodeLayers, LayerArrays
 from kernels_numba.errors import ShapeError
-from kernels_numba.linear_layers import GgufRows, Linears
+from kernels_numba.matmul.linear_layers import GgufRows, Linears
 from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.model.projection import Paths
 from mooncake_lite.model.weights import Linear

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_numba.linear_layers import GgufRows, dequantize_v0
+from kernels_numba.matmul.linear_layers import GgufRows, dequantize_v0
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, ModelError
 from mooncake_lite.model.fingerprint import weights_fingerprint

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import linear as torch_linear
 
-from kernels_numba.linear_layers import GgufRows, dequantize_v0
+from kernels_numba.matmul.linear_layers import GgufRows, dequantize_v0
 from mooncake_lite.model import linear_paths
 from mooncake_lite.model import projection as module
 from mooncake_lite.model.linear_paths import measured_paths

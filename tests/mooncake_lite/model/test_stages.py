@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_numba.linear_layers import GgufRows, dequantize_v0
+from kernels_numba.matmul.linear_layers import GgufRows, dequantize_v0
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import convert, weights

@@ -33,7 +33,7 @@ from kernels_numba.intrinsics.vectors_codes import (
     put_at,
     put_limbs,
 )
-from kernels_numba.linear_blocks import TILE_ROWS
+from kernels_numba.matmul.linear_blocks import TILE_ROWS
 from kernels_numba.runtime import PART, njit, register_jitable
 
 BLOCK = 32

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_numba import linear_layers
 from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeError, ShapeError
-from kernels_numba.linear_blocks import dequantize_v0
-from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
+from kernels_numba.matmul import linear_layers
+from kernels_numba.matmul.linear_blocks import dequantize_v0
+from kernels_numba.matmul.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
 from tests.kernels_numba.programs import run_python
 
 GGUF = ("Q4_0", "Q4_1", "Q8_0")
@@ -92,9 +92,9 @@ def test_two_threads_write_what_one_writes(kind: str, n: int, monkeypatch: pytes
     weight = made(kind, 101, 544)
     x = np.random.default_rng(2).standard_normal((n, 544), dtype=np.float32)
     group = Linears([weight, weight])
-    monkeypatch.setattr("kernels_numba.linear_layers.region_us", lambda workers: 1e9)
+    monkeypatch.setattr("kernels_numba.matmul.linear_layers.region_us", lambda workers: 1e9)
     alone = group(x)
-    monkeypatch.setattr("kernels_numba.linear_layers.region_us", lambda workers: 0)
+    monkeypatch.setattr("kernels_numba.matmul.linear_layers.region_us", lambda workers: 0)
     for one, two in zip(alone, group(x)):
         np.testing.assert_array_equal(one, two)
 
@@ -165,7 +165,7 @@ def test_it_runs_where_vectors_are_narrower() -> None:
         pytest.skip("needs an x86 processor")
     program = """
 import numpy as np
-from kernels_numba.linear_layers import linear
+from kernels_numba.matmul.linear_layers import linear
 from kernels_numba.intrinsics.linear_vectors import LANES
 x = np.arange(3 * 70, dtype=np.float32).reshape(3, 70) / 100
 w = np.arange(5 * 70, dtype=np.float32).reshape(5, 70) / 100

@@ -32,10 +32,10 @@ import numpy as np
 
 from kernels_numba import arrays
 from kernels_numba.errors import RangeError, ShapeError
-from kernels_numba.linear_blocks import GgufRows as GgufRows
-from kernels_numba.linear_blocks import Int8Rows as Int8Rows
-from kernels_numba.linear_blocks import Rows, as_rows, dequantize_v0
-from kernels_numba.linear_tiles import (
+from kernels_numba.matmul.linear_blocks import GgufRows as GgufRows
+from kernels_numba.matmul.linear_blocks import Int8Rows as Int8Rows
+from kernels_numba.matmul.linear_blocks import Rows, as_rows, dequantize_v0
+from kernels_numba.matmul.linear_tiles import (
     HALVES_ADDRESS,
     TABLE_COLUMNS,
     compiled_kernel,
@@ -44,7 +44,7 @@ from kernels_numba.linear_tiles import (
     widen_parallel,
     widening_kernel,
 )
-from kernels_numba.linear_tiles_fixed import LAYOUT, fixed_kernel
+from kernels_numba.matmul.linear_tiles_fixed import LAYOUT, fixed_kernel
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads, njit
 
 MAX_ROWS_OF_X = 32

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_numba import linear_layers
 from kernels_numba.intrinsics.vectors_codes import WIDTH_BYTES
-from kernels_numba.linear_blocks import dequantize_v0
-from kernels_numba.linear_layers import GgufRows, Int8Rows, Linears, linear_v0
+from kernels_numba.matmul import linear_layers
+from kernels_numba.matmul.linear_blocks import dequantize_v0
+from kernels_numba.matmul.linear_layers import GgufRows, Int8Rows, Linears, linear_v0
 from tests.kernels_numba.programs import run_python
 
 FORMATS = ("int8", "Q4_0", "Q4_1", "Q8_0")
@@ -186,9 +186,9 @@ def test_a_scale_that_is_no_number_spoils_its_row_only(kind: str, value: float) 
 
 PROGRAM = """
 import numpy as np
-from kernels_numba.linear_layers import Int8Rows, linear, linear_v0
+from kernels_numba.matmul.linear_layers import Int8Rows, linear, linear_v0
 from kernels_numba.intrinsics.vectors_codes import WIDTH_BYTES
-from tests.kernels_numba.test_linear_fixed import FORMATS, activations, bound, made
+from tests.kernels_numba.matmul.test_linear_fixed import FORMATS, activations, bound, made
 print(WIDTH_BYTES)
 for kind in FORMATS:
     for width in (256, 608):

@@ -33,7 +33,7 @@ from kernels_numba.intrinsics.linear_vectors import (
 )
 from kernels_numba.intrinsics.numerics import copy_bytes
 from kernels_numba.intrinsics.vectors import zeros
-from kernels_numba.linear_blocks import (
+from kernels_numba.matmul.linear_blocks import (
     BLOCK_BYTES,
     FLOAT32,
     HALVES,
@@ -50,7 +50,7 @@ from kernels_numba.linear_blocks import (
     read_q4_1,
     read_q8_0,
 )
-from kernels_numba.linear_blocks_fixed import LAYOUTS, fixed_bytes, to_fixed
+from kernels_numba.matmul.linear_blocks_fixed import LAYOUTS, fixed_bytes, to_fixed
 from kernels_numba.runtime import PART, cfunc, njit, prange, register_jitable
 
 TILE_COLUMNS = 4 if LANES == 16 else 2

@@ -57,8 +57,8 @@ from kernels_numba.intrinsics.vectors_codes import (
     times_256,
     where,
 )
-from kernels_numba.linear_blocks import BLOCK_BYTES, INT8, Q4_0, Q4_1, Q8_0, TILE_ROWS
-from kernels_numba.linear_blocks_fixed import (
+from kernels_numba.matmul.linear_blocks import BLOCK_BYTES, INT8, Q4_0, Q4_1, Q8_0, TILE_ROWS
+from kernels_numba.matmul.linear_blocks_fixed import (
     BLOCK,
     BYTES,
     MIN_WIDTH,
