@@ -169,15 +169,19 @@ def test_a_trace_that_cannot_be_drawn_is_an_error_of_one_line(trace: dict[str, A
     assert "\n" not in str(raised.value)
 
 
-def test_a_picture_belongs_to_the_answer_that_it_was_made_of() -> None:
+def test_a_picture_and_what_was_printed_belong_to_the_answer_that_they_came_with() -> None:
+    def answer(call: str, inputs: object, kind: type) -> int:
+        child.printed += f"saw {inputs}".encode()
+        return 5
+
     run = Run("", 2, {"public": 1}, "none", "")
     session = Session(run, ROOT)
-    child: Any = SimpleNamespace(ask=lambda *_: 5, files={}, stopped="", printed=b"", close=lambda: None)
+    child: Any = SimpleNamespace(ask=answer, files={}, stopped="", printed=b"", close=lambda: None)
     session.child = lambda task: child  # type: ignore[method-assign]
     judge = Judge(session, "2b", "test_blocks", "public")
     judge.ask("blocks", 1, int)
     judge.trace(PAGES)
     judge.ask("blocks", 2, int)
-    with pytest.raises(pytest.fail.Exception):
+    with pytest.raises(pytest.fail.Exception, match="printed    saw 2\n"):
         judge.expect(5, 6, "blocks(2)", "the number of blocks")
     assert session.outcome.traces == {}
