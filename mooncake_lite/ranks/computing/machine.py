@@ -175,7 +175,7 @@ class ComputingRank:
         for number, put in list(state.puts.items()):
             if put.places is None:
                 instance.on(state, instance.Granted(number, [None] * len(put.slots)), now)
-        if state.busy or state.puts or state.under_way is not None:
+        if state.busy or state.under_way is not None:
             return []
         self.epoch = self.term
         pages = m.PagesChanged(self.number, self.epoch, state.prefix.held(), [])
