@@ -54,22 +54,21 @@ def scaled_profile(folder: Path, factor: float) -> Profile:
 
 
 @contextlib.contextmanager
-def in_a_file(profile: Profile) -> Iterator[str]:
-    """Give the path of a file with this profile, which is gone afterwards."""
+def started(flags: Sequence[str], profile: Profile | None = None) -> Iterator[Cluster]:
+    """Start a cluster that has answered once. Raises ClusterError.
+
+    flags     of `serve`
+    profile   of its ranks; without one they have that of their model
+    """
     with tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-") as place:
         file = Path(place) / "profile.json"
-        write_profile(file, profile)
-        yield str(file)
-
-
-@contextlib.contextmanager
-def started(flags: Sequence[str]) -> Iterator[Cluster]:
-    """Start a cluster that has answered once. flags: of `serve`. Raises ClusterError."""
-    temporary = tempfile.TemporaryDirectory(prefix="mooncake-lite-bench-")
-    with temporary as place, Cluster([*flags], Path(place) / "log") as cluster:
-        cluster.wait_ready(START_LIMIT_S)
-        answers(cluster.port, [Ask(0.0, [1] * 32, 2)])
-        yield cluster
+        if profile is not None:
+            write_profile(file, profile)
+            flags = [*flags, "--profile", str(file)]
+        with Cluster([*flags], Path(place) / "log") as cluster:
+            cluster.wait_ready(START_LIMIT_S)
+            answers(cluster.port, [Ask(0.0, [1] * 32, 2)])
+            yield cluster
 
 
 class Ask(NamedTuple):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,67 +28,29 @@ SHORT_TOKENS = 32
 MOST_PROMPT_TOKENS = 4096
 """Of a batch that is measured several times; a larger one takes minutes, and is measured once."""
 
-Shape = tuple[int, int, int]
-"""(sequences, tokens of each prompt, tokens of each answer)."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """What is measured, and how often.
-
-    cells       (batch size, prompt length) of the tables; `new` tokens each
-    streams     numbers of streams at once through the cluster
-    stream      tokens of the prompt and of the answer of each
-    """
-
-    runs: int
-    single: Shape
-    batch: Shape
-    prompt: int
-    streams: tuple[int, ...]
-    stream: tuple[int, int]
-    cells: tuple[tuple[int, int], ...]
-    new: int
-
-
-FULL = EnginePlan(
-    runs=3,
-    single=(1, 128, 128),
-    batch=(16, 128, 128),
-    prompt=2048,
-    streams=(1, 16),
-    stream=(128, 128),
-    cells=tuple((batch, tokens) for batch in (1, 4, 16) for tokens in (128, 512, 2048)),
-    new=32,
-)
-QUICK = EnginePlan(
-    runs=1,
-    single=(1, 32, 17),
-    batch=(4, 32, 9),
-    prompt=512,
-    streams=(1, 4),
-    stream=(64, 33),
-    cells=((1, 128), (4, 32)),
-    new=8,
-)
-
 
 def run(quick: bool, folder: Path | None = None) -> list[Row]:
     """Measure. Raises ClusterError, ModelError.
 
     folder   of the model; the default model where it is None
     """
-    plan = QUICK if quick else FULL
+    runs, prompt = (1, 512) if quick else (3, 2048)
+    # sequences, tokens of each prompt, tokens of each answer
+    single, batch = ((1, 32, 17), (4, 32, 9)) if quick else ((1, 128, 128), (16, 128, 128))
+    # numbers of streams at once, tokens of each prompt, tokens of each answer
+    streams = ((1, 4), 64, 33) if quick else ((1, 16), 128, 128)
+    # batch sizes and prompt lengths of the tables, tokens of each answer
+    cells, new = (((1, 128), (4, 32)), 8) if quick else ((*product((1, 4, 16), (128, 512, 2048)),), 32)
     folder = model_folder(folder)
     ours = Ours(folder)
-    through = cluster(ours, folder, plan.streams, *plan.stream, plan.runs)
+    through = cluster(ours, folder, *streams, runs)
     with start_peers(folder) as peers:
-        rows = decode(ours, [peers.generate, peers.llama], *plan.single, plan.runs)
-        rows += decode(ours, [peers.generate, peers.generate_batch], *plan.batch, plan.runs)
-        rows += prefill(ours, [peers.generate, peers.llama], plan.prompt, plan.runs)
-        rows.append(longest_gap(ours, plan.prompt, plan.runs))
-        for batch, tokens in plan.cells:
-            rows += table(ours, peers, batch, tokens, plan.new, plan.runs)
+        rows = decode(ours, [peers.generate, peers.llama], *single, runs)
+        rows += decode(ours, [peers.generate, peers.generate_batch], *batch, runs)
+        rows += prefill(ours, [peers.generate, peers.llama], prompt, runs)
+        rows.append(longest_gap(ours, prompt, runs))
+        for sequences, tokens in cells:
+            rows += table(ours, peers, sequences, tokens, new, runs)
     return rows + through
 
 

@@ -19,7 +19,8 @@ import httpx
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
-from mooncake_lite.tools.bench.cluster import in_a_file, model_folder, scaled_profile, started
+from mooncake_lite.profiles.file import Profile
+from mooncake_lite.tools.bench.cluster import model_folder, scaled_profile, started
 from mooncake_lite.tools.bench.result import Other, Row
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.document import document_text
@@ -69,20 +70,21 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     clusters = 1 if quick else 10
     asleep: dict[str, Found] = {}
     awake: dict[str, Found] = {}
-    with in_a_file(scaled_profile(folder, 1.0)) as file:
-        emulated = [str(folder), "--engine", "emulated", "--profile", file]
-        with counted("faults", len(ROUND) * (clusters + (not quick))) as told:
-            for _ in range(clusters):
-                _play_round(emulated, random_prompts(load_config(folder).vocab_size), asleep, told)
-            rows = [] if quick else [_hit_rates(emulated, load_config(folder).vocab_size)]
-            if not quick:
-                _play_round([str(folder), "--batch-invariant"], text_prompts(), awake, told)
+    emulated, profile = [str(folder), "--engine", "emulated"], scaled_profile(folder, 1.0)
+    vocab_size, rows = load_config(folder).vocab_size, list[Row]()
+    with counted("faults", len(ROUND) * (clusters + (not quick))) as told:
+        for _ in range(clusters):
+            _play_round(emulated, profile, random_prompts(vocab_size), asleep, told)
+        if not quick:
+            rows = [_hit_rates(emulated, profile, vocab_size)]
+            _play_round([str(folder), "--batch-invariant"], None, text_prompts(), awake, told)
     return _rows("sleeping ranks", asleep) + rows + _rows("the default model", awake)
 
 
-def _hit_rates(model: list[str], vocab_size: int) -> Row:
+def _hit_rates(model: list[str], profile: Profile, vocab_size: int) -> Row:
     """Kill a conductor under prompts with shared prefixes; compare the share of reused tokens."""
-    with started([*model, "--prefill", "2", "--decode", "2", "--store", "2", *SIZES]) as cluster:
+    flags = [*model, "--prefill", "2", "--decode", "2", "--store", "2", *SIZES]
+    with started(flags, profile) as cluster:
         ends_at = time.monotonic() + 2 * HITS_S + SETTLES_S
         with ThreadPoolExecutor(CLIENTS) as clients:
             asked = [clients.submit(_ask_until, ends_at, cluster, vocab_size, one) for one in range(CLIENTS)]
@@ -121,7 +123,11 @@ def _reused(cluster: Cluster) -> tuple[float, float]:
 
 
 def _play_round(
-    model: list[str], prompts: list[Prompt], found: dict[str, Found], told: Callable[[], None]
+    model: list[str],
+    profile: Profile | None,
+    prompts: list[Prompt],
+    found: dict[str, Found],
+    told: Callable[[], None],
 ) -> None:
     """Start a cluster, and kill its processes one after the other.
 
@@ -131,7 +137,7 @@ def _play_round(
     counts = [word for role, count in COUNTS.items() for word in (f"--{role}", str(count))]
     flags = [*model, *counts, *SIZES, "--dead-after-s", str(DEAD_AFTER_S)]
     victims = {role: list(ranks) for role, ranks in _ranks().items()}
-    with started(flags) as cluster:
+    with started(flags, profile) as cluster:
         undisturbed, began = play(cluster.base_url, prompts, salt="undisturbed")
         decodes_s = _half_began(undisturbed) - began
         for number, fault in enumerate(ROUND):

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 import statistics
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import psutil
 
 from mooncake_lite.profiles.file import Profile
-from mooncake_lite.tools.bench.cluster import Ask, Reply, in_a_file, started
+from mooncake_lite.tools.bench.cluster import Ask, Reply, started
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import CHILDREN, process_of
 
@@ -48,20 +48,19 @@ class Shape:
     headroom: float = 0.8
 
 
-@contextlib.contextmanager
-def sleepers(folder: Path, profile: Profile, shape: Shape, admission: str) -> Iterator[Cluster]:
+def sleepers(
+    folder: Path, profile: Profile, shape: Shape, admission: str
+) -> contextlib.AbstractContextManager[Cluster]:
     """Start a cluster with a form of admission. Raises ClusterError."""
     told = shape.headroom
-    with in_a_file(profile) as file:
-        flags = [
-            *(str(folder), "--engine", "emulated", "--profile", file, "--admission", admission),
-            *("--prefill", str(shape.prefill), "--decode", str(shape.decode), "--store", "1"),
-            *("--slo-ttft-ms", f"{told * shape.slo_ttft_ms:g}"),
-            *("--slo-tpot-ms", f"{told * shape.slo_tpot_ms:g}"),
-            *("--pool-bytes", "1GiB", "--staging-bytes", "32MiB", "--max-num-seqs", "32"),
-        ]
-        with started(flags) as cluster:
-            yield cluster
+    flags = [
+        *(str(folder), "--engine", "emulated", "--admission", admission),
+        *("--prefill", str(shape.prefill), "--decode", str(shape.decode), "--store", "1"),
+        *("--slo-ttft-ms", f"{told * shape.slo_ttft_ms:g}"),
+        *("--slo-tpot-ms", f"{told * shape.slo_tpot_ms:g}"),
+        *("--pool-bytes", "1GiB", "--staging-bytes", "32MiB", "--max-num-seqs", "32"),
+    ]
+    return started(flags, profile)
 
 
 @contextlib.asynccontextmanager

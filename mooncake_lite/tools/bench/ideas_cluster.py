@@ -109,10 +109,7 @@ def loading(folder: Path, vocab: int, tokens: int, known: int) -> list[Row]:
         computed = statistics.median(prefill_ms(cluster.port, prompt)[0] for prompt in others)
         again = after_the_first(cluster.port, SLOW_REQUESTS, tokens, known, vocab)
         loaded = statistics.median(taken for taken, _ in again)
-    with (
-        clusters.in_a_file(clusters.scaled_profile(folder, 1 / SPEED_UP)) as fast,
-        clusters.started([*flags, "--profile", fast]) as cluster,
-    ):
+    with clusters.started(flags, clusters.scaled_profile(folder, 1 / SPEED_UP)) as cluster:
         chosen, probes = on_a_fast_engine(cluster.port, vocab, tokens, known)
     fast_name = f"compute, engine {SPEED_UP:,} times as fast: {where}"
     return [

@@ -6,8 +6,8 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -21,7 +21,7 @@ from mooncake_lite.simulator.cluster import Cluster as Simulated
 from mooncake_lite.simulator.intervals import drawn, scaled
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
-from mooncake_lite.tools.bench.cluster import Ask, Reply, at_their_times, in_a_file, started
+from mooncake_lite.tools.bench.cluster import Ask, Reply, at_their_times, started
 from mooncake_lite.tools.client import TRACED
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.profile.overheads import LEAST_S
@@ -82,21 +82,18 @@ class Ranks:
         """Return the same ranks, with what serving takes besides in their profile."""
         return replace(self, profile=self.profile.with_section("overheads", overheads))
 
-    @contextmanager
-    def serve(self) -> Iterator[Cluster]:
+    def serve(self) -> AbstractContextManager[Cluster]:
         """Start it. Raises ClusterError."""
         counts = [word for role, count in self.nodes.items() for word in (f"--{role}", str(count))]
-        with in_a_file(self.profile) as file:
-            engine = ("--engine", "emulated") if self.sleeps else THREADS
-            flags = [
-                *(str(self.folder), "--profile", file, *counts, *engine),
-                *("--block-size", str(self.block_tokens), "--max-num-seqs", str(self.sequences)),
-                *("--max-num-batched-tokens", str(self.chunk_tokens), "--kv-cache-bytes", str(KV_BYTES)),
-                *("--pool-bytes", str(self.pool_bytes), "--max-model-len", str(CONTEXT_TOKENS)),
-                *("--admission", "none", "--max-queue", "10000"),
-            ]
-            with started(flags) as cluster:
-                yield cluster
+        engine = ("--engine", "emulated") if self.sleeps else THREADS
+        flags = [
+            *(str(self.folder), *counts, *engine),
+            *("--block-size", str(self.block_tokens), "--max-num-seqs", str(self.sequences)),
+            *("--max-num-batched-tokens", str(self.chunk_tokens), "--kv-cache-bytes", str(KV_BYTES)),
+            *("--pool-bytes", str(self.pool_bytes), "--max-model-len", str(CONTEXT_TOKENS)),
+            *("--admission", "none", "--max-queue", "10000"),
+        ]
+        return started(flags, self.profile)
 
     def live(self, port: int, trace: Trace, run: int, told: Callable[[], None]) -> Result:
         """Play a trace, and measure it as a simulation is. Runs with other numbers share no prefix with it.

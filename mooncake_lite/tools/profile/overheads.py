@@ -25,7 +25,7 @@ from mooncake_lite.profiles.file import (
     model_fingerprint,
 )
 from mooncake_lite.profiles.fit import MeasuredPass
-from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, in_a_file, started
+from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, started
 
 COST = ComputeCost(prefill=PassTerms(0.005, 4e-4, 8e-8), decode=PassTerms(0.025, 3e-4, 0.0))
 """Of ranks that sleep. A prompt of 752 tokens, the mean of the public trace over 16, takes 0.33 s. Steps of
@@ -43,10 +43,8 @@ LEAST_S = 1e-5
 def measure_overheads(folder: Path, tell: Callable[[str], None]) -> OverheadsSection | None:
     """Measure on a small cluster. tell: is told why there is no result, where there is none."""
     try:
-        with (
-            in_a_file(sleeping_profile(folder)) as file,
-            started([str(folder), *FOUR_RANKS, "--engine", "emulated", "--profile", file]) as cluster,
-        ):
+        flags = [str(folder), *FOUR_RANKS, "--engine", "emulated"]
+        with started(flags, sleeping_profile(folder)) as cluster:
             return overheads_of(cluster.port, load_config(folder).vocab_size)
     except ClusterError as error:
         tell(f"overheads are not measured: {error}")

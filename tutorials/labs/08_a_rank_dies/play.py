@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from mooncake_lite.model.config import load_config
-from mooncake_lite.tools.bench.cluster import in_a_file, model_folder, scaled_profile, started
+from mooncake_lite.tools.bench.cluster import model_folder, scaled_profile, started
 from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import Prompt, Stream, play, process_of
 
@@ -81,10 +81,9 @@ def main() -> None:
         Prompt(draw.choices(ids, k=PROMPT_TOKENS), NEW_TOKENS, number % 2, number)
         for number in range(STREAMS)
     ]
-    with in_a_file(scaled_profile(folder, 1.0)) as profile:
-        flags = [str(folder), "--engine", "emulated", "--profile", profile, *RANKS, *SIZES]
-        with started(flags) as cluster:
-            print(json.dumps(played(cluster, prompts)))
+    flags = [str(folder), "--engine", "emulated", *RANKS, *SIZES]
+    with started(flags, scaled_profile(folder, 1.0)) as cluster:
+        print(json.dumps(played(cluster, prompts)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.forward import Model, load_model
+from mooncake_lite.profiles.file import Profile
 from mooncake_lite.tools.bench import cluster as clusters
 from mooncake_lite.tools.bench import ideas, ideas_cluster, ideas_overlap
 from mooncake_lite.tools.bench.cluster import Ask, Reply, stream_times
@@ -128,8 +129,8 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
     flags: list[list[str]] = []
 
     @contextlib.contextmanager
-    def started(given: list[str]) -> Iterator[SimpleNamespace]:
-        flags.append(given)
+    def started(given: list[str], profile: Profile | None = None) -> Iterator[SimpleNamespace]:
+        flags.append([*given, "--profile", "file"] if profile else given)
         yield SimpleNamespace(port=port)
 
     shipped = emulation.profile_of(emulation.model_folder(tmp_path / "model"))
