@@ -8,12 +8,18 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from mooncake_lite.cli import main
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.gateway.answer_types import Health
 from mooncake_lite.launch import run_dir, running
+from mooncake_lite.launch.launcher import answers
 from mooncake_lite.tools.pool.live import run_folder
+from tests.mooncake_lite.tools.top.server import Answer, serving, text
 
 pytestmark = pytest.mark.quick
 
@@ -106,3 +112,13 @@ def test_a_url_of_a_cluster_that_does_not_run_is_no_folder_of_a_tier(
         assert main([*command, "http://127.0.0.1:8001"]) == 2
         said = capsys.readouterr().err
         assert "no cluster of yours at http://127.0.0.1:8001 is running on this host; start one with" in said
+
+
+def test_a_cluster_has_started_that_serves_or_has_lost_the_last_rank_of_a_duty() -> None:
+    def answer(code: int, status: Any) -> Answer:
+        return text(msgspec.json.encode(Health(status, "", "", [])), code)
+
+    with serving(answer(503, "starting"), answer(503, "unavailable"), answer(200, "ok")) as server:
+        config = ServeConfig(port=int(server.url.rpartition(":")[2]))
+        assert [answers(config) for _ in range(3)] == [False, True, True]
+    assert not answers(config)
