@@ -42,6 +42,7 @@ def test_a_place_a_key_or_a_segment_is_adopted_once_and_only_where_it_is_there(d
     blocks = [held(3, 1), held(3, 2), held(4, 1), held(10, 4), held(0, 5, rank=2)]
     assert directory.adopt(blocks, 0.0, LATE_S) == 1
     assert directory.places() == {(1, 1, "dram")}
+    assert len(directory.allocate_many("a", [Wanted(LAYOUT.nbytes)] * 10, now=0.0)) == 10, "none is lost"
     directory.check()
 
 
