@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite import messages as m
-from mooncake_lite.ranks.computing.machine import ComputingRank, Order, Told
+from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order, Told
 from scheduler.instance import DECODE, PREFILL, Limits, Pages, Preemption, Staging, State, new_prefix_cache
 from store.keys import block_digests, next_key, prefix_keys
 from tests.mooncake_lite.conductor.wording import kind
@@ -304,6 +304,22 @@ def test_the_end_of_a_put_says_what_is_written_and_what_may_still_be(problem: st
     else:
         assert (ended.object_ids, ended.failed, ended.may_still_write, ended.epoch) == ([70], [], False, 5)
         assert ended.checksums == [tuple(rank.pool[ref])]
+
+
+def test_a_new_conductor_is_joined_when_the_puts_of_the_last_one_have_ended() -> None:
+    flies = True
+    rank = Rank(DECODE, ends=lambda: not flies)
+    tokens = [*range(7)]
+    rank.hear(decode("a", tokens[:1], [], keys=prefix_keys(tokens, BLOCK, b"model"), salt=b"model"))
+    wanted = rank.until(m.PutsWanted).event
+    rank.hear(m.GrantPuts(2, wanted.number, refs_of(1, first=70)))
+    assert rank.model.flying_puts
+    rank.hear(NewTerm(6))
+    rank.hear()
+    assert rank.all(m.RankHello) == []
+    flies = False
+    assert rank.until(m.RankHello).epoch == 6
+    assert not rank.model.flying_puts
 
 
 def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
