@@ -6,10 +6,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
@@ -20,6 +19,9 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     GatewayThread,
     make_model_folder,
 )
+
+if TYPE_CHECKING:
+    import openai
 
 Start = Callable[..., tuple[GatewayThread, FakeCluster]]
 Spawn = Callable[..., tuple[GatewayProcess, FakeCluster]]
@@ -111,6 +113,8 @@ def http(gateway: GatewayProcess) -> httpx.Client:
 
 @pytest.fixture
 def client(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=LIMIT_S) as client:
         yield client
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from mooncake_lite import messages as m
@@ -22,6 +21,9 @@ from tests.mooncake_lite.gateway.fake_cluster import (
     answer,
     posted,
 )
+
+if TYPE_CHECKING:
+    import openai
 
 PROMPTS = ["hello world", "the lazy dog", "stream number one"]
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -93,6 +95,8 @@ def test_a_stream_of_several_prompts_mixes_their_texts_and_ends_each_once(
 def test_a_prompt_that_is_refused_or_fails_ends_the_request_and_cancels_the_others(
     client: openai.OpenAI, cluster: FakeCluster, message: Any, stream: bool
 ) -> None:
+    import openai
+
     def not_the_second(cluster: FakeCluster, submit: m.Submit) -> None:
         if submit.request.request_id.endswith("-1"):
             kind = type(message)

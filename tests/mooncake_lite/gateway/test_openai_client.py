@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from mooncake_lite import messages as m
 from tests.mooncake_lite.gateway.fake_cluster import SERVED_ID, FakeCluster, answer
+
+if TYPE_CHECKING:
+    import openai
 
 
 def test_a_chat_completion_has_the_template_around_it_and_tells_what_was_reused(
@@ -99,6 +101,8 @@ def test_16_concurrent_streams_each_get_their_own_text(client: openai.OpenAI) ->
 
 
 def test_a_refusal_is_429_with_the_time_to_come_back(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    import openai
+
     cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
         m.Reject(submit.request.request_id, "64 requests are waiting, which is the limit", 2.5)
     )
@@ -113,6 +117,8 @@ def test_a_refusal_is_429_with_the_time_to_come_back(client: openai.OpenAI, clus
 def test_a_failure_in_the_middle_of_a_stream_is_an_error_of_the_client(
     client: openai.OpenAI, cluster: FakeCluster
 ) -> None:
+    import openai
+
     def fail(cluster: FakeCluster, submit: m.Submit) -> None:
         cluster.tokens(1, m.Tokens(submit.request.request_id, 0, submit.body.token_ids[:1]))
 
@@ -127,6 +133,8 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_error_of_the_client(
 
 
 def test_a_failure_before_the_first_token_is_500(client: openai.OpenAI, cluster: FakeCluster) -> None:
+    import openai
+
     cluster.behaviour = lambda cluster, submit: cluster.to_gateway(
         m.Fail(submit.request.request_id, "no page left")
     )
@@ -136,6 +144,8 @@ def test_a_failure_before_the_first_token_is_500(client: openai.OpenAI, cluster:
 
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == [SERVED_ID]
     assert client.models.retrieve(SERVED_ID).owned_by == "mooncake-lite"
     with pytest.raises(openai.NotFoundError) as caught:

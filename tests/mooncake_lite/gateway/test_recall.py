@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from mooncake_lite import messages as m
@@ -19,6 +18,9 @@ from mooncake_lite.gateway.settings import Limits
 from store.keys import block_digests, prefix_keys
 from tests.mooncake_lite.gateway.fake_cluster import SERVED_ID, FakeCluster
 from transport.wire import Decoder, encode
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = pytest.mark.quick
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import openai
 import pytest
 
 from mooncake_lite import messages as m
@@ -77,6 +76,8 @@ def test_a_request_whose_prompt_is_not_yet_submitted_fails_with_the_reason() -> 
 
 
 def test_a_refusal_after_the_prefill_is_a_429_for_a_stream_too(start: Start) -> None:
+    import openai
+
     def prefilled(then: Callable[[str], m.Message]) -> Callable[[FakeCluster, m.Submit], None]:
         def behave(cluster: FakeCluster, submit: m.Submit) -> None:
             answer(cluster, submit, submit.body.token_ids)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from mooncake_lite.errors import ModelError
@@ -114,8 +113,10 @@ def variant(base: Path, folder: Path, family: str, form: int, changes: dict[str,
 @torch.inference_mode()
 def expected(folder: Path) -> torch.Tensor:
     """Logits of IDS by transformers: in one pass, and over a cache in as many as PARTS are."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids, cache = torch.tensor([IDS]), transformers.DynamicCache(config=model.config)
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids, cache = torch.tensor([IDS]), DynamicCache(config=model.config)
     passes = [model(ids[:, part], past_key_values=cache, use_cache=True).logits[0] for part in PARTS]
     return torch.cat([model(ids).logits[0], *passes])
 
@@ -211,6 +212,8 @@ class Recording(dict[str, Any]):
 def test_each_key_of_the_class_in_transformers_is_read_or_refused_or_harmless(
     family: str, bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers import AutoConfig
+
     changes = {"use_sliding_window": True, "sliding_window": 512, "rope_parameters": LLAMA3}
     folder = variant(bases[family], tmp_path, family, 5, changes)
     recording = Recording(json.loads((folder / "config.json").read_text()))
@@ -218,7 +221,7 @@ def test_each_key_of_the_class_in_transformers_is_read_or_refused_or_harmless(
     monkeypatch.setattr(config_module, "read_json", lambda path: recording)
     load_config(folder)
     read = recording.names - NEUTRAL.keys()
-    config = transformers.AutoConfig.for_model(family)
+    config = AutoConfig.for_model(family)
     keys = {field.name for field in dataclasses.fields(config)} | {"output_attentions"}
 
     assert keys - read - NEUTRAL.keys() == keys & HARMLESS.keys()
