@@ -78,7 +78,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	@set +e; \
 	export TEST_COUNTS="$$(mktemp -d)"; trap 'rm -rf "$$TEST_COUNTS"' EXIT; \
-	run=('$(BIN)/python' -m pytest -p tests.counting --no-loadscope-reorder); \
+	run=('$(BIN)/python' -m pytest -p tests.counting); \
 	"$${run[@]}" -n 3 -m 'not cluster' $(PYTEST_ARGS); first=$$?; \
 	"$${run[@]}" -n 2 -m cluster $(PYTEST_ARGS); second=$$?; \
 	case "$$first $$second" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac; \

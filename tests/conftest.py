@@ -9,20 +9,16 @@ option all tests run as they stand in their files, and repeat themselves.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from mooncake_lite.tools.demo import cluster
-
-settings.register_profile("tests", deadline=None, derandomize=True, database=None)
-settings.load_profile("tests")
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
@@ -71,15 +67,41 @@ OF_LABS = "tests/labs"
 QUICK_SHARE = 5
 """`make check` tries so many times fewer examples of a property than `make test`."""
 
-SETTINGS = "_hypothesis_internal_use_settings"
-"""Where Hypothesis keeps the settings of a test; test_soak.py fails when that changes."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--soak", type=int, default=0, metavar="N", help="N times the examples, and only tests that have such"
     )
     parser.addoption("--device", default="cpu", help="where models compute in tests of model and engine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle how many examples a property tries, before files of tests are imported."""
+    soak = config.getoption("--soak")
+    most = 100 * max(1, soak) // (QUICK_SHARE if config.option.markexpr == "quick" else 1)
+    settings.register_profile(
+        "tests", max_examples=most, deadline=None, derandomize=not soak, database=None, print_blob=bool(soak)
+    )
+    settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage meanwhile, and later not among what was imported, which stays to the end.
+
+    Imports leave little. The searches took a third of the collection, and as long again at the end of pytest.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def examples(count: int) -> int:
+    """Return how many examples to try where `make test` tries `count`, for the max_examples of a test."""
+    return max(1, count * settings().max_examples // 100)
 
 
 @pytest.fixture(scope="session")
@@ -97,21 +119,6 @@ def soak(request: pytest.FixtureRequest) -> int:
     return max(1, request.config.getoption("--soak"))
 
 
-class ByFile(LoadScopeScheduling):
-    """Gives a worker a whole file at a time, but for files that are SPREAD, and those that go TOGETHER."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file, _, test = nodeid.partition("::")
-        if file.startswith("tests/cluster/") and file.endswith(TOGETHER):
-            return "tests/cluster"
-        return file + test.partition("[")[2] if file in SPREAD else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return ByFile(config, log)
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out tests of labs. With `-m cluster` or `-m quick`, import only files that have such tests."""
     if collection_path == config.rootpath / OF_LABS and not any(OF_LABS in arg for arg in config.args):
@@ -122,44 +129,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests, and number the groups that a worker takes at once; xdist appends @number to names."""
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONG)))
-    factor = config.getoption("--soak")
-    if factor:
+    if config.getoption("--soak"):
         _select_repeating(config, items)
-        for holder, name in _all_settings(items):
-            old = getattr(holder, name)
-            most = old.max_examples * factor
-            new = settings(old, max_examples=most, derandomize=False, deadline=None, print_blob=True)
-            setattr(holder, name, new)
-    elif config.option.markexpr == "quick":
-        for holder, name in _all_settings(items):
-            old = getattr(holder, name)
-            setattr(holder, name, settings(old, max_examples=max(1, old.max_examples // QUICK_SHARE)))
+    numbers: dict[str, int] = {}
+    for item in items:
+        group = numbers.setdefault(_group_of(item.nodeid), len(numbers))
+        item.add_marker(pytest.mark.xdist_group(str(group)))
+
+
+def _group_of(nodeid: str) -> str:
+    """A file, but for files that are SPREAD, and those that go TOGETHER."""
+    file, _, test = nodeid.partition("::")
+    if file.startswith("tests/cluster/") and file.endswith(TOGETHER):
+        return "tests/cluster"
+    return file + test.partition("[")[2] if file in SPREAD else file
 
 
 def _select_repeating(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep property tests, and tests that ask for the fixture `soak`."""
-    kept = [i for i in items if _settings_of(i)[0] is not None or "soak" in getattr(i, "fixturenames", ())]
+    """Keep property tests, state machines, and tests that ask for the fixture `soak`."""
+    kept = [
+        i
+        for i in items
+        if is_hypothesis_test(getattr(i, "obj", None)) or "soak" in getattr(i, "fixturenames", ())
+    ]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
-
-
-def _all_settings(items: list[pytest.Item]) -> list[tuple[Any, str]]:
-    """Each once: a parametrised test is one function, and has settings once."""
-    found = {id(holder): (holder, name) for holder, name in map(_settings_of, items) if holder is not None}
-    return list(found.values())
-
-
-def _settings_of(item: pytest.Item) -> tuple[Any, str]:
-    """(what holds the settings, its attribute) of a property test or state machine; (None, "") of others."""
-    function = getattr(item, "obj", None)
-    if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings):
-        return item.cls, "settings"  # type: ignore[attr-defined]
-    if function is None or not is_hypothesis_test(function):
-        return None, ""
-    function = getattr(function, "__func__", function)
-    if not hasattr(function, SETTINGS):
-        setattr(function, SETTINGS, settings.default)
-    return function, SETTINGS

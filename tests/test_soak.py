@@ -15,12 +15,13 @@ from tests.conftest import LONG
 ROOT = Path(__file__).resolve().parents[1]
 
 PROPERTIES = """
+from conftest import examples
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 SEEN = []
 
-@settings(max_examples=7, derandomize=True, database=None)
+@settings(max_examples=examples(7))
 @given(st.integers(0, 2**60))
 def test_numbers(number):
     SEEN.append(number)
@@ -35,7 +36,7 @@ class Machine(RuleBasedStateMachine):
         pass
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=5, derandomize=True, database=None, stateful_step_count=2)
+TestMachine.settings = settings(max_examples=examples(5), stateful_step_count=2)
 
 def test_plain():
     print("a plain test")

@@ -18,6 +18,7 @@ from kernels_numba.errors import DtypeError, LayoutError, RangeError, ShapeError
 from kernels_numba.rotary import rotate_v0
 from kernels_numba.runtime import PARALLEL_CALL
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
+from tests.conftest import examples
 
 SHAPE = (3, 2, 12, 4, 8, 16)
 """layers, key or value, pages, kv_heads, page_size, head_dim"""
@@ -171,7 +172,7 @@ def test_keys_and_queries_are_turned_to_the_bits_that_the_model_computes(dtype: 
     assert torch.equal(fused[:, 4:], before[:, 4:]), "keys and values stay as they are"
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 5), st.integers(1, 3), st.sampled_from([2, 6, 64]), st.integers(0, 99))
 def test_any_rotation_is_that_of_the_oracle(tokens, heads, head_dim, seed) -> None:
     random = np.random.default_rng(seed)
@@ -254,7 +255,7 @@ def test_nothing_to_move_moves_nothing() -> None:
     np.testing.assert_array_equal(caches, before)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(30))
 @given(st.data())
 def test_any_gather_then_scatter_brings_every_named_page_back(data) -> None:
     layers, pages, heads = (data.draw(st.integers(1, 4)) for _ in range(3))

@@ -17,6 +17,7 @@ from kernels_numba.blocks import PARALLEL_BYTES
 from kernels_numba.codecs import CODECS, Codec
 from kernels_numba.errors import DtypeError, RangeError, ShapeError
 from kernels_numba.runtime import PARALLEL_CALL
+from tests.conftest import examples
 
 BITS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 NAMES = tuple(CODECS)
@@ -62,7 +63,7 @@ def allowed(name: str, rows: np.ndarray) -> np.ndarray:
     return np.maximum(size * 2**-4, scale * 2**-10)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_codec_in_the_move_does_what_it_does_beside_it(data) -> None:
     own = CODECS[data.draw(st.sampled_from(NAMES))]
@@ -101,7 +102,7 @@ def test_a_codec_in_the_move_does_what_it_does_beside_it(data) -> None:
     np.testing.assert_array_equal(target.astype(np.float32), expected.astype(np.float32))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from(LOSSY),
     st.sampled_from([2, 8, 32, 64, 128]),

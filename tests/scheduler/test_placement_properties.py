@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import scheduler as s
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES, QueueConfig
+from tests.conftest import examples
 from tests.scheduler.cluster import BLOCK_TOKENS
 
 pytestmark = pytest.mark.quick
@@ -103,7 +104,7 @@ class Cluster:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(12))
 def test_every_request_is_served_on_instances_that_can_serve_it(policy: str, seed: int) -> None:
     cluster = Cluster(policy, random.Random(seed))
     for number in range(REQUESTS):

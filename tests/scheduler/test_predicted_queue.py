@@ -19,11 +19,12 @@ from scheduler.queues.contract import Queue
 from scheduler.queues.fcfs import FCFS
 from scheduler.queues.predicted import Predicted
 from scheduler.trusted_slots import TrustedSlots
+from tests.conftest import examples
 from tests.scheduler.cluster import NO_TERMS
 
 pytestmark = pytest.mark.quick
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=examples(60))
 TENTHS = st.integers(1, 400).map(lambda tenths: tenths / 10)
 
 

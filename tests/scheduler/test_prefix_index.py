@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import Leading, PrefixIndex
@@ -213,7 +213,6 @@ CHANGES = st.tuples(
 )
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(st.lists(CHANGES, max_size=60))
 def test_any_changes_leave_what_a_set_of_places_would_say(
     changes: list[tuple[str, list[int], int, int, int, Tier]],

@@ -18,11 +18,12 @@ import scheduler as s
 from scheduler.costs import CostConfig, Costs, PrefillCost
 from scheduler.queues import QUEUES, QueueConfig
 from scheduler.queues.contract import Queue
+from tests.conftest import examples
 from tests.scheduler.cluster import NO_TERMS
 
 pytestmark = pytest.mark.quick
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=examples(60))
 TOKENS_PER_S = 10
 WEIGHTS = (4.0, 2.0, 1.0)
 
@@ -89,7 +90,7 @@ def begun(queue: Queue, jobs: list[Job], cancels: dict[int, float] | None = None
 
 @pytest.mark.parametrize("name", QUEUES)
 @given(jobs=JOBS)
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(20))
 def test_no_queue_loses_a_request(name: str, jobs: list[Job]) -> None:
     begun(QUEUES[name](QueueConfig(WEIGHTS)), jobs)
 

@@ -123,6 +123,4 @@ class AnyCalls(RuleBasedStateMachine):
 
 
 TestAnyCalls = AnyCalls.TestCase
-TestAnyCalls.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, derandomize=True, database=None
-)
+TestAnyCalls.settings = settings(stateful_step_count=50)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from store.allocator import RangeAllocator
 from store.errors import StoreError, UnknownObject
+from tests.conftest import examples
 
 pytestmark = pytest.mark.quick
 
@@ -33,7 +34,6 @@ def fewest(gaps: dict[int, int], nbytes: int) -> int:
     return 1 + sum(1 for reached in sums if reached < nbytes)
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(["free", "one", "several", "run"]), st.integers(1, 900)), max_size=60)
 )
@@ -144,7 +144,7 @@ def chosen(held: list[tuple[tuple[int, int], ...]], by: str, random_: random.Ran
     return min(some, key=lambda index: sum(nbytes for _, nbytes in held[index]))
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_even_a_full_segment_takes_whatever_its_free_bytes_hold(data) -> None:
     """Above 90 % too: the sixteenth that rounding may cost is inside the tenth."""

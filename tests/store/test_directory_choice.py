@@ -19,6 +19,7 @@ from store.directory import Directory
 from store.errors import CopyExists, ObjectInUse, PoolFull
 from store.objects import ObjectState, Wanted
 from store.policies import policy_factory
+from tests.conftest import examples
 from tests.store.samples import SMALL, digest_of
 
 BLOCK = SMALL.nbytes
@@ -154,7 +155,7 @@ def remove(directory: Directory, random_: random.Random, now: float) -> object:
 STEPS = [put] * 8 + [end] * 6 + [look] * 4 + [save] * 3 + [replicate, stop, unpin, remove]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(50))
 @given(st.integers(0, 1 << 32), st.sampled_from(["lru", "lfu", "leaves-first"]))
 def test_the_choice_is_that_of_a_scan_of_all_segments(seed: int, policy: str) -> None:
     ours, scan = (pool(policy, scans) for scans in (False, True))

@@ -13,6 +13,7 @@ from store.directory import Directory
 from store.errors import PoolFull
 from store.objects import Wanted
 from store.policies import policy_factory
+from tests.conftest import examples
 from tests.store.samples import SMALL
 
 pytestmark = pytest.mark.quick
@@ -55,7 +56,7 @@ USES = st.builds(
     uses=st.lists(USES, min_size=20, max_size=60),
     shares=st.sampled_from([(0.5, 0.0, 0.0), (0.25, 0.25, 0.5)]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 def test_no_use_by_one_class_takes_a_share_from_another(uses: list[Use], shares: tuple[float, ...]) -> None:
     directory = Directory(SMALL, policy=policy_factory("lru", shares=shares))
     directory.add_segment(1, 8 * BLOCK, 0)

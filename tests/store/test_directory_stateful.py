@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from store.directory import Directory
 from store.errors import CopyExists, ObjectInUse, PoolFull, UnknownObject
 from store.objects import BlockRemoved, ObjectState, PoolObject, Wanted
+from tests.conftest import examples
 from tests.store.samples import SMALL, digest_of
 
 BLOCK = SMALL.nbytes
@@ -504,6 +505,4 @@ class LendingLives(Lives):
 
 TestLives = Lives.TestCase
 TestLendingLives = LendingLives.TestCase
-TestLives.settings = TestLendingLives.settings = settings(
-    max_examples=75, stateful_step_count=50, deadline=None, derandomize=True, database=None
-)
+TestLives.settings = TestLendingLives.settings = settings(max_examples=examples(75), stateful_step_count=50)

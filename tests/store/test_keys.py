@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -19,7 +19,6 @@ from store.keys import PrefixChain, block_digest, block_digests, prefix_keys
 
 pytestmark = pytest.mark.quick
 tokens = st.lists(st.integers(0, 3), max_size=24)
-repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=100)
 
 
 def standard(token_ids: list[int], block_tokens: int) -> list[int]:
@@ -38,13 +37,11 @@ def test_golden_keys_never_change() -> None:
     assert f"{block_digest([1, 2, 3, 4]):016x}" == GOLDEN_DIGEST
 
 
-@repeatable
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 9))
 def test_an_empty_salt_gives_the_public_standard(token_ids, block_tokens) -> None:
     assert prefix_keys(token_ids, block_tokens) == standard(token_ids, block_tokens)
 
 
-@repeatable
 @given(
     tokens, tokens, st.integers(1, 4), st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"", b"a", b"b"])
 )
@@ -59,7 +56,6 @@ def test_an_equal_key_means_an_equal_whole_prefix_and_salt(
             assert (key == other) == same
 
 
-@repeatable
 @given(st.lists(tokens, max_size=6), st.integers(1, 5), st.sampled_from([b"", b"salt"]))
 def test_a_chain_fed_in_pieces_has_the_keys_of_the_whole(pieces, block_tokens, salt) -> None:
     chain = PrefixChain(block_tokens, salt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.kv_events import EventTranslator
@@ -98,7 +98,6 @@ def test_the_tokens_of_blocks_that_are_not_admitted_are_not_kept() -> None:
     assert len(translator) == 1
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 2), st.sampled_from(["dram", "ssd"]), st.booleans()))
 )

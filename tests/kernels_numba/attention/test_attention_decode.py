@@ -13,6 +13,7 @@ import kernels_numba
 from kernels_numba.attention.attention_decode import decode_v0, decode_v1, decode_v2
 from kernels_numba.checks import NO_WINDOW, plain_views
 from kernels_numba.errors import ArgumentError, RangeError
+from tests.conftest import examples
 from tests.kernels_numba.paging import (
     GARBAGE_PAGE,
     Paged,
@@ -216,7 +217,7 @@ def ragged_batches(draw: st.DrawFn) -> tuple[Paged, str, int | None]:
     return paged, dtype, window
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(ragged_batches())
 def test_any_ragged_batch_decodes_as_torch_does(batch) -> None:
     paged, dtype, window = batch

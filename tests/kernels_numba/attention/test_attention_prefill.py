@@ -14,6 +14,7 @@ from kernels_numba.attention.attention_prefill import prefill_v0, prefill_v1
 from kernels_numba.attention.attention_prefill_tiles import prefill_tiles
 from kernels_numba.checks import check_window
 from kernels_numba.errors import RangeError
+from tests.conftest import examples
 from tests.kernels_numba.paging import (
     GARBAGE_PAGE,
     Paged,
@@ -200,7 +201,7 @@ def ragged_batches(draw: st.DrawFn) -> tuple[Paged, str, int | None]:
     return paged, dtype, window
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(ragged_batches(), st.booleans())
 def test_any_ragged_batch_prefills_as_torch_does(batch, in_registers) -> None:
     paged, dtype, window = batch

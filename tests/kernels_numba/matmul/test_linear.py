@@ -18,6 +18,7 @@ from kernels_numba.errors import ArgumentError, DtypeError, LayoutError, RangeEr
 from kernels_numba.matmul import linear_layers
 from kernels_numba.matmul.linear_blocks import dequantize_v0
 from kernels_numba.matmul.linear_layers import GgufRows, Int8Rows, Linears, linear, linear_v0, linear_v1
+from tests.conftest import examples
 from tests.kernels_numba.programs import run_python
 
 GGUF = ("Q4_0", "Q4_1", "Q8_0")
@@ -55,7 +56,7 @@ def test_blocks_are_read_as_gguf_reads_them_to_the_last_bit(kind: str) -> None:
     np.testing.assert_array_equal(unpacked, expected[7:])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(
     kind=st.sampled_from(FORMATS),
     rows=st.integers(1, 70),

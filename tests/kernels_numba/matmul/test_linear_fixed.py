@@ -15,6 +15,7 @@ from kernels_numba.intrinsics.vectors_codes import WIDTH_BYTES
 from kernels_numba.matmul import linear_layers
 from kernels_numba.matmul.linear_blocks import dequantize_v0
 from kernels_numba.matmul.linear_layers import GgufRows, Int8Rows, Linears, linear_v0
+from tests.conftest import examples
 from tests.kernels_numba.programs import run_python
 
 FORMATS = ("int8", "Q4_0", "Q4_1", "Q8_0")
@@ -85,7 +86,7 @@ def activations(kind: str, n: int, width: int, seed: int) -> np.ndarray:
     return x
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=examples(80))
 @given(
     kind=st.sampled_from(FORMATS),
     x_kind=st.sampled_from(X_KINDS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lite.gateway.order import InOrder
@@ -45,7 +45,6 @@ def test_what_reaches_beyond_max_tokens_is_dropped() -> None:
     assert order.waiting == {}
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=10),
     repeats=st.integers(0, 5),
@@ -116,7 +115,6 @@ def test_an_answer_that_has_ended_stays_so_after_a_recall() -> None:
     assert (order.token_ids, order.ended) == ([10], True)
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(
     before=st.integers(0, 6),
     late=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3)), max_size=6),

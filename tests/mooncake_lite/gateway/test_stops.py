@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lite.gateway.stops import StopFinder
@@ -39,7 +39,6 @@ def test_the_match_that_ends_first_wins_and_of_those_the_longest() -> None:
     assert shown(("bc", "abc"), ["xabc"]) == ("x", True)
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(
     text=st.text(alphabet="ab", max_size=30),
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=4).map(tuple),

@@ -24,6 +24,7 @@ from mooncake_lite.gateway.logprobs import TokenLogprobs, in_chat_shape, in_text
 from mooncake_lite.gateway.prompt_work import Kind, Prepared, PromptWork
 from mooncake_lite.gateway.shapes import Tally
 from mooncake_lite.model.tokenizer import load_tokenizer
+from tests.conftest import examples
 from tests.mooncake_lite.gateway import test_prompts
 from tests.mooncake_lite.gateway.fake_cluster import make_model_folder
 from tests.mooncake_lite.model.made_tokenizers import ADDED, KINDS
@@ -109,7 +110,7 @@ def strategy(rows: int) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_the_tokens_of_a_completion_join_to_its_text_and_its_offsets_point_at_them(
     gateways: dict[str, Gateway], kind: str, data: st.DataObject
@@ -147,7 +148,7 @@ def test_the_tokens_of_a_completion_join_to_its_text_and_its_offsets_point_at_th
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_the_tokens_and_bytes_of_a_chat_join_to_its_text(
     gateways: dict[str, Gateway], kind: str, data: st.DataObject

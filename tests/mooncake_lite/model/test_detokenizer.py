@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mooncake_lite.model.detokenizer import HELD_TOKENS
 from mooncake_lite.model.tokenizer import Tokenizer
+from tests.conftest import examples
 from tests.mooncake_lite.model.made_tokenizers import ADDED, KINDS
 
 pytestmark = pytest.mark.quick
@@ -31,7 +32,7 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skip", [True, False])
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_each_token_has_one_text_and_together_they_are_the_whole(
     kind: str, skip: bool, data: st.DataObject
@@ -69,7 +70,7 @@ def test_the_first_tokens_of_an_answer_and_runs_of_bytes(tokens: list[str], text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_an_answer_goes_on_where_its_prompt_ends(kind: str, data: st.DataObject) -> None:
     tokenizer = MADE[kind]
@@ -86,7 +87,7 @@ def test_an_answer_goes_on_where_its_prompt_ends(kind: str, data: st.DataObject)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "llama2", "gemma"])
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(text=st.text("aé猫🦊 \n\x00", max_size=10))
 def test_the_bytes_of_tokens_are_those_of_the_text(kind: str, text: str) -> None:
     tokenizer = MADE[kind]
@@ -102,7 +103,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(kind: str, text: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(text=st.text("the ferry quiet É猫\ufffd\u2460 \n", max_size=14), special=st.booleans())
 def test_the_pieces_of_a_text_are_one_for_each_token_and_join_to_it(
     kind: str, text: str, special: bool
@@ -127,7 +128,7 @@ def test_a_piece_is_what_its_token_stands_for() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama2", "gemma"])
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(data=st.data())
 def test_a_long_run_of_bytes_is_shown_in_parts_and_is_the_same_text(kind: str, data: st.DataObject) -> None:
     """As of Thai or Korean in Llama 2, which has no tokens for them."""

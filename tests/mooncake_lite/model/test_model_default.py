@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import regex
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from mooncake_lite.model.forward import load_model
 from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
+from tests.conftest import examples
 from tests.mooncake_lite.model.conftest import byte_alphabet
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -57,12 +56,16 @@ def tokenizer(default_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def oracle(default_folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(default_folder, dtype=torch.float32).eval()
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(default_folder, dtype=torch.float32).eval()
 
 
 def test_every_tensor_has_the_bits_that_transformers_reads_from_the_gguf(
     default_folder: Path, oracle: Any
 ) -> None:
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     theirs = load_gguf_checkpoint(default_folder / GGUF, return_tensors=True, model_to_load=oracle)["tensors"]
 
     with safe_open(default_folder / "model.safetensors", "pt") as ours:
@@ -126,7 +129,7 @@ def plain(default_folder: Path) -> PlainBpe:
         max_size=40,
     )
 )
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=examples(200))
 def test_token_ids_follow_the_pre_tokenizer_that_the_file_names(
     text: str, tokenizer: Tokenizer, plain: PlainBpe
 ) -> None:
@@ -151,7 +154,9 @@ def test_half_of_a_surrogate_pair_reads_as_a_question_mark(tokenizer: Tokenizer)
 def test_transformers_reads_our_tokenizer_and_template_alike(
     default_folder: Path, tokenizer: Tokenizer
 ) -> None:
-    theirs = transformers.AutoTokenizer.from_pretrained(default_folder)
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(default_folder)
     conversation = [{"role": "system", "content": "Be brief."}, *QUESTION]
 
     for text in [*TEXTS, "  42  blanks before  7 digits", "<|im_start|>user\n"]:

@@ -38,6 +38,7 @@ from scheduler.instance.outcomes import (
     Token,
 )
 from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE, NO_TOKEN, Chunk, Draw, Step
+from tests.conftest import examples
 from tests.scheduler.instance.model_runner import BLOCK, choose, kv_of
 from tests.scheduler.instance.rank import Rank, job
 from tests.scheduler.instance.test_late_tokens import First
@@ -609,7 +610,7 @@ def runs(
     return options, jobs, faults
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(runs())
 def test_whatever_is_at_fault_all_others_have_their_whole_answers_and_the_rank_is_free(run: Any) -> None:
     """A job that is preempted comes again, and meets its fault there. Its family ends with it."""

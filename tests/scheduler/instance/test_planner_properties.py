@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from scheduler.instance import DECODE, PREFILL
 from scheduler.instance.outcomes import Ended, Token
+from tests.conftest import examples
 from tests.scheduler.instance.rank import Rank, job
 
 pytestmark = pytest.mark.quick
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=30), min_size=1, max_size=6))
 def test_a_rank_with_both_duties_answers_without_any_transfer(prompts: list[list[int]]) -> None:
     rank = Rank(PREFILL, DECODE, num_pages=120, half_blocks=0, num_slots=0)

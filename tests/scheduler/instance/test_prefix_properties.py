@@ -7,11 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.conftest import examples
 from tests.scheduler.instance.prefix_books import FORMS, PAGE, Books, hash_of_pages
 
 pytestmark = pytest.mark.quick
 
-SETTINGS = settings(derandomize=True, database=None, deadline=None, max_examples=30, stateful_step_count=40)
+SETTINGS = settings(max_examples=examples(30), stateful_step_count=40)
 
 STEM = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.directory import Directory
@@ -82,7 +82,6 @@ def test_a_contiguous_wish_is_refused_where_pieces_would_do() -> None:
     assert directory.stats()["free_bytes"] == 4 * KIB
 
 
-@settings(derandomize=True, database=None, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 40), st.integers(0, 40))
 def test_a_part_of_an_object_lies_where_its_bytes_lie(lengths, start, nbytes) -> None:
     extents = [(100 * i, length) for i, length in enumerate(lengths)]

@@ -26,6 +26,7 @@ from store.mooncake_store.shared_table import (
     free_slots,
     name_hash,
 )
+from tests.conftest import examples
 
 pytestmark = pytest.mark.quick
 SECOND = 10**9
@@ -188,7 +189,7 @@ def test_a_reader_beside_a_busy_writer_never_sees_a_mixture(writer: TableWriter,
 names = st.sampled_from([f"name-{number}" for number in range(12)])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["put", "remove", "grow"]), names), max_size=60))
 def test_a_table_is_a_dictionary(steps: list[tuple[str, str]]) -> None:
     writer = TableWriter(SECOND, b"t" * 32, slots=64)

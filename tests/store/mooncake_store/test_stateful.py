@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from store import MooncakeDistributedStore, ReplicateConfig, SoftPinAction
 from store.mooncake_store import messages as say
 from store.mooncake_store.master.master import Master
+from tests.conftest import examples
 from tests.store.mooncake_store.running import address, new_store, rest
 
 KIB = 1024
@@ -213,6 +214,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+TestLives.settings = settings(max_examples=examples(25), stateful_step_count=40)

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from store.policies import BlockFacts, Policy, policy_factory
 from store.policies.class_shares import ClassShares
+from tests.conftest import examples
 
 HIGH, MIDDLE, LOW = range(3)
 
@@ -160,7 +161,5 @@ class Shares(RuleBasedStateMachine):
             assert sorted(self.policy) == sorted(self.classes) == sorted(self.policy.victims(0.0))
 
 
-Shares.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+Shares.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
 TestShares = Shares.TestCase

@@ -12,6 +12,7 @@ from store.errors import UnknownPolicy
 from store.policies import NAMES, POLICIES, BlockFacts, policy_factory
 from store.policies.lru import LRU
 from store.ranking import Ranking
+from tests.conftest import examples
 from tests.store.policies.pools import EVERY, Pool, facts_of, make, stream
 
 items = st.integers(0, 14)
@@ -38,7 +39,7 @@ def play(pool: Pool, event: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(life=events, blocks=st.integers(1, 7), room_first=st.booleans())
 def test_the_pool_never_overflows_no_pin_is_broken_and_equal_events_mean_equal_decisions(
     name: str, life: list[tuple[str, int]], blocks: int, room_first: bool
@@ -60,7 +61,7 @@ def test_the_pool_never_overflows_no_pin_is_broken_and_equal_events_mean_equal_d
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(30))
 @given(references=st.lists(items, max_size=40), blocks=st.integers(1, 7))
 def test_all_items_are_offered_once(name: str, references: list[int], blocks: int) -> None:
     pool = Pool(make(name, blocks, references), blocks)
@@ -171,7 +172,7 @@ def test_a_hundred_thousand_blocks_cost_as_much_each_as_a_thousand(name: str) ->
     assert costs[100_000] < 15 * costs[1_000], costs
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(items, st.integers(0, 5) | st.none()), max_size=300))
 def test_a_ranking_is_always_in_the_order_of_its_keys(changes: list[tuple[int, int | None]]) -> None:
     ranking, model = Ranking(), dict[int, tuple[int, int]]()

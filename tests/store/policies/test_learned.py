@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from store.policies.learned import Learned
 from store.policies.predictor import ReusePredictor
+from tests.conftest import examples
 from tests.store.policies import naive
 from tests.store.policies.pools import Pool, hits, stream
 
@@ -44,7 +45,7 @@ def played(policy: Learned, references: list[int], blocks: int) -> Learned:
     return policy
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(150))
 @given(
     references=st.lists(st.integers(0, 9), max_size=120),
     answers=st.lists(st.integers(1, 40), min_size=1, max_size=30),

@@ -24,12 +24,12 @@ from store.ssd.segment_file import HEADER_NBYTES
 from store.ssd.segment_frame import blocks_at
 from store.ssd.segment_writer import file_nbytes
 from store.ssd.tier import HDF5Tier
+from tests.conftest import examples
 from tests.store.samples import SMALL, append, fill, loaded, new_tier
 
 ROOMY = 1 << 30
 LIMIT_S = 30.0
 KEYS = tuple(range(1, 8))
-ONCE = settings(deadline=None, derandomize=True, database=None)
 
 
 def write_for_ever(folder: str, seed: int, out: int) -> None:
@@ -79,7 +79,7 @@ def killed_after(folder: str, seed: int, lines: int, delay_s: float) -> dict[byt
     return found
 
 
-@settings(ONCE, max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 2**32), st.integers(1, 120), st.floats(0, 0.004))
 def test_after_a_kill_what_was_durable_reads_back_and_what_was_removed_stays_away(seed, lines, delay) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ PLACES = st.one_of(
 )
 
 
-@settings(ONCE, max_examples=200)
+@settings(max_examples=examples(200))
 @given(PLACES, st.integers(0, 7))
 @example(HEADER_NBYTES - 1, 0)
 @example(HEADER_NBYTES, 0)
@@ -152,7 +152,7 @@ def test_a_flipped_bit_costs_its_block_or_its_file_and_nothing_else(place, bit) 
         tier.close()
 
 
-@settings(ONCE, max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 90_000), st.integers(0, 2**32))
 def test_a_full_disk_costs_blocks_and_never_what_was_durable(limit, seed) -> None:
     """The limit on a file's size stands for the disk; it hits appends, seals, removals and rewriting."""
@@ -266,4 +266,4 @@ class Tiers(RuleBasedStateMachine):
 
 
 TestTiers = Tiers.TestCase
-TestTiers.settings = settings(ONCE, max_examples=60, stateful_step_count=40)
+TestTiers.settings = settings(max_examples=examples(60), stateful_step_count=40)
