@@ -10,11 +10,13 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pytest
 
 from kernels_numba.errors import BackendError
@@ -203,6 +205,26 @@ def test_a_cache_with_more_slots_than_32_bits_hold_is_left_to_the_plain_kernels(
 
     assert few_slots(SimpleNamespace(shape=(2**27 - 1, 8, 16, 128)))
     assert not few_slots(SimpleNamespace(shape=(2**27, 8, 16, 128)))
+
+
+@pytest.mark.quick
+@needs_nvvm
+def test_more_rows_than_32_bits_hold_are_recoded_by_the_plain_kernel(monkeypatch) -> None:
+    from kernels_numba import codec_kernels_cuda as kernels
+    from kernels_numba.codecs import CODECS
+
+    chosen = []
+    monkeypatch.setattr(kernels, "launch_recode_plain", lambda *_: chosen.append("plain"))
+    monkeypatch.setattr(kernels, "make_recode_v2", lambda *_: chosen.append("lanes"))
+    monkeypatch.setattr(kernels, "compiled", lambda _: defaultdict(lambda: lambda *_: None))
+    for name, found in (("strides_of", [4096]), ("aligned", True), ("addresses", ((), None))):
+        monkeypatch.setattr(kernels, name, lambda *_, found=found: found)
+    caches = SimpleNamespace(shape=(1, 2, 1, 1, 16, 64), dtype=np.dtype("float32"), __cuda_ndarray__=True)
+    blocks = SimpleNamespace(shape=(1, 1, 2, 1, 4096))
+    for count in (2**26 - 1, 2**26):
+        ids = SimpleNamespace(shape=(count, 1))
+        kernels.launch_recode(caches, ids, blocks, (0, 1, 0, 1), CODECS["int8"], False)
+    assert chosen == ["lanes", "plain"]
 
 
 @pytest.mark.quick
