@@ -29,10 +29,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def shares(logits: np.ndarray, sampling: Sampling, draws: int = 4000) -> np.ndarray:
-    counts = np.zeros(len(logits))
-    for position in range(draws):
-        counts[sample(logits, sampling, position)] += 1
-    return counts / draws
+    rows = [draw(sampling, range(position)) for position in range(draws)]
+    tokens = [drawn.token for drawn in sample_rows(np.tile(logits, (draws, 1)), rows)]
+    return np.bincount(tokens, minlength=len(logits)) / draws
 
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], dtype=np.float32)
