@@ -61,9 +61,6 @@ Short files follow, so that no worker waits long for the other at the end. The f
 that clusters use, while the other worker is busy with CUDA, which uses none of them.
 """
 
-OF_LABS = "tests/labs"
-"""test_dev_check.py runs them, with two seeds. By themselves they run only where a command names them."""
-
 QUICK_SHARE = 5
 """`make check` tries so many times fewer examples of a property than `make test`."""
 
@@ -120,9 +117,7 @@ def soak(request: pytest.FixtureRequest) -> int:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out tests of labs. With `-m cluster` or `-m quick`, import only files that have such tests."""
-    if collection_path == config.rootpath / OF_LABS and not any(OF_LABS in arg for arg in config.args):
-        return True
+    """With `-m cluster` or `-m quick`, import only files that have such tests."""
     mark = config.option.markexpr
     if mark not in ("cluster", "quick") or not collection_path.name.startswith("test_"):
         return None

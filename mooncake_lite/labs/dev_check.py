@@ -25,7 +25,7 @@ from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.mutants import mutants
 from mooncake_lite.labs.questions import ANSWERS, TRACE, Answer, as_toml, check_answers, real_answers
-from mooncake_lite.labs.release import KEPT_TESTS, release
+from mooncake_lite.labs.release import CONFTEST, release
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.starting import write_data
@@ -85,9 +85,7 @@ def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) 
     good = True
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         bench = Bench(root, lab, Path(folder))
-        tests = [
-            name for name in tracked_files(root) if name in KEPT_TESTS or name.startswith(lab.tests + "/")
-        ]
+        tests = [name for name in tracked_files(root) if name == CONFTEST or name.startswith(f"{lab.tests}/")]
         sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
         for name in (*child_files(root, lab), *tests, *sheets):
             (bench.tree / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Judging: what a test of a lab may use. It draws inputs, asks the child, and says what was expected.
 
-Used by tests/labs, through its conftest. It runs in the parent only: expected values, seeds and scores never
-reach the child. Explained in docs/explain/labs.md, "The judge".
+Used by tutorials/labs, through its conftest. It runs in the parent only: expected values, seeds and scores
+never reach the child. Explained in docs/explain/labs.md, "The judge".
 """
 
 from __future__ import annotations

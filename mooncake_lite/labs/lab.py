@@ -134,7 +134,7 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def tests(self) -> str:
         """Return the folder of the tests, from the root of the tree."""
-        return f"tests/labs/lab{self.number:02}"
+        return f"{self.folder}/tests_{self.number:02}"
 
     def task(self, task: str) -> LabTask:
         """Return a task by its id. Raises LabError if there is none."""

@@ -21,13 +21,16 @@ from mooncake_lite.labs.starting import write_data
 from mooncake_lite.labs.trees import copied, tracked_files
 from mooncake_lite.labs.variant import CLASS_FILE, Class, public_seed, sheet
 
-KEPT_TESTS = ("tests/__init__.py", "tests/labs/__init__.py", "tests/labs/conftest.py")
+CONFTEST = f"{FOLDER}/conftest.py"
+"""The fixtures of all labs' tests."""
+ATTEMPTS = "attempts/"
+"""In the folder of a lab, what others have handed in; it does not belong to a release."""
 STUDENTS = ("prediction.toml", "answers.toml", "report.md", "figures/", "data/", "run.")
 """What a student adds to the folder of a lab; it does not belong to a release."""
 ARCHIVES = ".zip"
 """Ending of submissions and autograders, which may lie in a checkout."""
 EXCEPTED = "tutorials/"
-"""Tutorials explain these functions and may quote them."""
+"""Tutorials explain these functions and may quote them; tests in their folder may not."""
 
 
 def release(root: Path, lab: Lab, class_name: str, seed: str, out: Path) -> int:
@@ -54,11 +57,11 @@ def _belongs(name: str, lab: Lab) -> bool:
     """The project's tests have solutions in other words; other labs' sheets are no help for this one."""
     if name.endswith(ARCHIVES):
         return False
-    if name.startswith("tests/"):
-        return name in KEPT_TESTS or name.startswith(f"{lab.tests}/")
+    if name.startswith("tests/") or name == CONFTEST:
+        return name == CONFTEST
     if name.startswith(f"{FOLDER}/"):
         own = name.removeprefix(f"{lab.folder}/")
-        return own != name and not own.startswith(STUDENTS)
+        return own != name and not own.startswith((*STUDENTS, ATTEMPTS))
     return not name.startswith((".git", ".ci/")) or name == ".gitignore"
 
 
@@ -103,7 +106,7 @@ def leaks(tree: Path, wanted: set[tuple[str, str, str]]) -> list[str]:
     found = []
     for path in sorted(tree.rglob("*")):
         name = str(path.relative_to(tree))
-        if not path.is_file() or name.startswith(EXCEPTED):
+        if not path.is_file() or (name.startswith(EXCEPTED) and "/tests_" not in name):
             continue
         if path.suffix in (".pyc", ".nbc", ".nbi"):
             found.append(name)

@@ -25,7 +25,7 @@ import msgspec
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.judging import Outcome, Run
-from mooncake_lite.labs.lab import Lab
+from mooncake_lite.labs.lab import FOLDER, Lab
 from mooncake_lite.labs.sandbox import Level
 
 NOTHING_COLLECTED = 5
@@ -65,7 +65,7 @@ def run_tests(
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         arguments = ["-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}", "-p", "no:cacheprovider"]
         arguments += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
-        arguments += [f"--confcutdir={root / 'tests/labs'}", *(["-k", " or ".join(only)] if only else [])]
+        arguments += [f"--confcutdir={root / FOLDER}", *(["-k", " or ".join(only)] if only else [])]
         code, said = _pytest(root, Path(folder), [*arguments, *map(str, files)])
         if code is None:
             raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s")

@@ -1,6 +1,6 @@
 """Attempts by people who had not seen the solutions: they get the points that a teacher would give.
 
-tests/labs/attempts/labNN/NAME has the regions that its author changed, regions/2a.py and so on, and
+tutorials/labs/LAB/attempts/NAME has the regions that its author changed, regions/2a.py and so on, and
 expected.toml: for each of them the least and the most points of a fair teacher, and parts of the messages.
 `make test` grades these regions alone, and leaves out those with `soak = true`. `make soak` grades whole
 submissions, with seeds of their own.
@@ -18,14 +18,14 @@ import pytest
 
 from mooncake_lite.labs.checking import over
 from mooncake_lite.labs.grading import Grade, Grader
-from mooncake_lite.labs.lab import lab_in
+from mooncake_lite.labs.lab import FOLDER, lab_in, labs_in
 from mooncake_lite.labs.submission import Submission
 from mooncake_lite.labs.trees import child_files, copied
 from mooncake_lite.labs.variant import private_seed, public_seed
 from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT
 
-ATTEMPTS = sorted(path.parent for path in (ROOT / "tests/labs/attempts").glob("lab*/*/expected.toml"))
+ATTEMPTS = sorted(path.parent for path in (ROOT / FOLDER).glob("*/attempts/*/expected.toml"))
 
 
 class Expected(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,19 +55,23 @@ def graders(tmp_path_factory: pytest.TempPathFactory) -> Graders:
     return made
 
 
+def number_of(attempt: Path) -> int:
+    return int(attempt.parents[1].name[:2])
+
+
 def seeds(text: str) -> dict[str, int]:
     return {"public": public_seed(text), "private": private_seed(text)}
 
 
-@pytest.mark.parametrize("lab", ["lab01", "lab02", "lab03", "lab05", "lab07", "lab08"])
-def test_there_are_right_and_wrong_attempts(lab: str) -> None:
-    names = {path.name for path in ATTEMPTS if path.parent.name == lab}
+@pytest.mark.parametrize("number", [number for number, lab in labs_in(ROOT).items() if lab.tasks])
+def test_there_are_right_and_wrong_attempts(number: int) -> None:
+    names = {path.name for path in ATTEMPTS if number_of(path) == number}
     assert {"right_1", "right_2", *(f"wrong_{number}" for number in range(1, 6))} <= names
 
 
-@pytest.mark.parametrize("folder", ATTEMPTS, ids=lambda folder: f"{folder.parent.name}-{folder.name}")
+@pytest.mark.parametrize("folder", ATTEMPTS, ids=lambda folder: f"{number_of(folder)}-{folder.name}")
 def test_an_attempt_gets_the_points_of_a_teacher(folder: Path, graders: Graders, soak: int) -> None:
-    grader = graders(int(folder.parent.name.removeprefix("lab")))
+    grader = graders(number_of(folder))
     expected = msgspec.toml.decode((folder / "expected.toml").read_bytes(), type=dict[str, Expected])
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (folder / "regions").iterdir()}
     assert texts.keys() == expected.keys()

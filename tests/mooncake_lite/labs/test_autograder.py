@@ -146,7 +146,12 @@ def test_without_cap_sys_admin_a_cheat_finds_nothing_and_the_other_tasks_get_all
     autograder: Path,
 ) -> None:
     base = str(autograder)
-    secrets = ["source/seed", "source/release/store/keys.py", "source/release/tests/labs/lab02", "results"]
+    secrets = [
+        "source/seed",
+        "source/release/store/keys.py",
+        "source/release/tutorials/labs/02_blocks_and_prefixes/tests_02",
+        "results",
+    ]
     cheat = text(
         "os = __import__('os')",
         "try:",

@@ -229,7 +229,7 @@ def check(*arguments: str) -> Result:
             lambda tree: (tree / LAB.folder / "drive.py").unlink(),
             "the code cannot be imported: FileNotFoundError",
         ),
-        (lambda tree: shutil.rmtree(tree / LAB.tests), "tests/labs/lab02 has no tests for 2b"),
+        (lambda tree: shutil.rmtree(tree / LAB.tests), f"{LAB.tests} has no tests for 2b"),
         (
             lambda tree: (tree / LAB.folder / "lab.toml").write_text("number = 3\n"),
             "lab.toml: Object missing required field",

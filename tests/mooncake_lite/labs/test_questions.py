@@ -152,7 +152,7 @@ def test_a_release_has_the_requests_of_the_class_and_no_answers_of_the_teacher(
     labs("release", "0", "--class", "Sample class", "--seed", "secret", "--out", str(tmp_path / "out"))
     monkeypatch.chdir(tmp_path / "out")
     made = tmp_path / "out" / LAB.folder
-    assert {path.name for path in made.iterdir()} == {"data", "lab.md", "lab.toml"}
+    assert {path.name for path in made.iterdir()} == {"data", "lab.md", "lab.toml", "tests_00"}
     assert "nothing is graded" in (tmp_path / "out" / "README.md").read_text()
     assert "Do not answer the questions" in (tmp_path / "out" / "AGENTS.md").read_text()
     assert "| tokens per block | " in labs("start", "0").output

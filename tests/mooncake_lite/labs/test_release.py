@@ -54,8 +54,10 @@ def fill_in(tree: Path, texts: dict[str, str]) -> None:
 def test_a_release_has_no_history_no_marks_and_no_line_of_a_solution(released: Path) -> None:
     names = {str(path.relative_to(released)) for path in released.rglob("*")}
     assert not (released / ".git").exists()
-    assert {name for name in names if name.startswith("tests/") and name.endswith(".py")} == {
-        *("tests/__init__.py", "tests/labs/__init__.py", "tests/labs/conftest.py"),
+    assert not [name for name in names if name.startswith("tests/") or "/attempts" in name]
+    assert {name for name in names if name.startswith("tutorials/labs/") and name.endswith(".py")} == {
+        "tutorials/labs/conftest.py",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / LAB.folder).glob("*.py")),
         *(f"{LAB.tests}/{path.name}" for path in (ROOT / LAB.tests).glob("*.py")),
     }
     assert not [name for name in names if name.endswith((".pyc", ".nbc", ".nbi"))]
@@ -70,7 +72,10 @@ def test_lines_of_a_solution_are_found_wherever_they_are(tree: Path) -> None:
     lines = reference(LAB)["2c"].splitlines()[1:4]
     (tree / "docs" / "notes.md").write_text("Look:\n\n" + "\n\n  ".join(lines))
     (tree / "store" / "keys.pyc").write_bytes(b"anything")
-    assert leaks(tree, solutions(ROOT, LAB)) == ["docs/notes.md", "store/keys.pyc"]
+    (tree / LAB.tests / "data.py").write_text("\n".join(lines))
+    told = ["docs/notes.md", "store/keys.pyc", f"{LAB.tests}/data.py"]
+    assert leaks(tree, solutions(ROOT, LAB)) == told
+    (tree / LAB.tests / "data.py").write_text("")
     (tree / "docs" / "notes.md").write_text("\n".join(lines[:2]))
     assert leaks(tree, solutions(ROOT, LAB)) == ["store/keys.pyc"]
 

@@ -16,7 +16,7 @@ from mooncake_lite.cli import cli
 from mooncake_lite.labs.sandbox import MARK
 
 ROOT = Path(__file__).resolve().parents[3]
-PARTS = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials/labs", "tests/labs")
+PARTS = ("kernels_numba", "mooncake_lite", "scheduler", "store", "transport", "tutorials/labs")
 
 
 def copy_of_tree(folder: Path) -> Path:
@@ -24,7 +24,6 @@ def copy_of_tree(folder: Path) -> Path:
     without = shutil.ignore_patterns("__pycache__", "*.nb?", "attempts")
     for part in PARTS:
         shutil.copytree(ROOT / part, folder / part, ignore=without)
-    shutil.copy(ROOT / "tests" / "__init__.py", folder / "tests" / "__init__.py")
     shutil.copy(ROOT / ".gitignore", folder / ".gitignore")
     return folder
 

@@ -10,7 +10,8 @@ import pytest
 
 from mooncake_lite.labs.judging import Judge
 from mooncake_lite.workloads.traces import read_trace
-from tests.labs.lab02.data import made_trace
+
+from .data import made_trace
 
 
 class Seen(msgspec.Struct):

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab01.cases import NO_PAGE, Paged, decoded, encoded, expect_near
+
+from .cases import NO_PAGE, Paged, decoded, encoded, expect_near
 
 
 class Rows(msgspec.Struct):

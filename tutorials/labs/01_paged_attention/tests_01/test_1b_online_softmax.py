@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab01.cases import eighths, encoded, expect_near
+
+from .cases import eighths, encoded, expect_near
 
 Pieces = list[tuple[np.ndarray, np.ndarray]]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab01.cases import Batch, counted_batch, launch, launch_with_16_bits
+
+from .cases import Batch, counted_batch, launch, launch_with_16_bits
 
 KERNEL = "attention_v1_shared"
 TILE = 64

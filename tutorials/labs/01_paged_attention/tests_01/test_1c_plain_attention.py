@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab01.cases import NO_PAGE, Paged, decoded, eighths, encoded, expect_near, softmax_mean
+
+from .cases import NO_PAGE, Paged, decoded, eighths, encoded, expect_near, softmax_mean
 
 
 class Attended(msgspec.Struct):

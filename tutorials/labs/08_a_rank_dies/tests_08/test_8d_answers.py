@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab08.data import made_messages
+
+from .data import made_messages
 
 Step = list[Any]
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab03.data import made_trace
+
+from .data import made_trace
 
 Step = tuple[Any, ...]
 

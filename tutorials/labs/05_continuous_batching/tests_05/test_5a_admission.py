@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab05.ranks import SEQUENCES, Rank, kept, names, pages_of
+
+from .ranks import SEQUENCES, Rank, kept, names, pages_of
 
 
 class Admitted(msgspec.Struct):

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab05.ranks import Rank, kept
+
+from .ranks import Rank, kept
 
 
 class Seen(msgspec.Struct):

@@ -7,7 +7,8 @@ from math import ceil
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab05.ranks import Rank, kept, pages_of
+
+from .ranks import Rank, kept, pages_of
 
 
 class Grown(msgspec.Struct):

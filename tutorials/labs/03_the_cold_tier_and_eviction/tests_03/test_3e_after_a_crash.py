@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab03.files import HEADER, TABLES, Made, mixed_file, plain_file
+
+from .files import HEADER, TABLES, Made, mixed_file, plain_file
 
 
 class Opened(msgspec.Struct):

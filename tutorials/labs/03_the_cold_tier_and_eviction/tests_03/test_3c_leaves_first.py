@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooncake_lite.labs.judging import Judge
-from tests.labs.lab03.queues import ALL, Offer, Step, expect_same, in_words, names, offers, replayed, trace_of
+
+from .queues import ALL, Offer, Step, expect_same, in_words, names, offers, replayed, trace_of
 
 
 class Tree:
