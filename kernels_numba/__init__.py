@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernels_numba.attention.attention_decode import paged_attention_decode as paged_attention_decode
     from kernels_numba.attention.attention_prefill import paged_attention_prefill as paged_attention_prefill
-    from kernels_numba.blocks import copy_pages as copy_pages
-    from kernels_numba.blocks import gather_blocks as gather_blocks
-    from kernels_numba.blocks import scatter_blocks as scatter_blocks
-    from kernels_numba.blocks import scatter_kv as scatter_kv
     from kernels_numba.codecs import codec as codec
     from kernels_numba.matmul.linear_layers import GgufRows as GgufRows
     from kernels_numba.matmul.linear_layers import Int8Rows as Int8Rows
     from kernels_numba.matmul.linear_layers import Linears as Linears
     from kernels_numba.matmul.linear_layers import linear as linear
+    from kernels_numba.movers.blocks import copy_pages as copy_pages
+    from kernels_numba.movers.blocks import gather_blocks as gather_blocks
+    from kernels_numba.movers.blocks import scatter_blocks as scatter_blocks
+    from kernels_numba.movers.blocks import scatter_kv as scatter_kv
     from kernels_numba.paged_pass import PagedPass as PagedPass
     from kernels_numba.row_kernels import rms_norm as rms_norm
     from kernels_numba.row_kernels import silu_multiply as silu_multiply
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _HOME = {
     "paged_attention_decode": "attention.attention_decode",
     "paged_attention_prefill": "attention.attention_prefill",
-    "scatter_kv": "blocks",
-    "gather_blocks": "blocks",
-    "scatter_blocks": "blocks",
-    "copy_pages": "blocks",
+    "scatter_kv": "movers.blocks",
+    "gather_blocks": "movers.blocks",
+    "scatter_blocks": "movers.blocks",
+    "copy_pages": "movers.blocks",
     "PagedPass": "paged_pass",
     "rms_norm": "row_kernels",
     "silu_multiply": "row_kernels",

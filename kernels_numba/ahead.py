@@ -200,7 +200,7 @@ def _attend(dtype: str, prefill: bool) -> None:
 
 def _scatter(dtype: str) -> None:
     """One new token, its key and its query turned."""
-    from kernels_numba.blocks import scatter_kv
+    from kernels_numba.movers.blocks import scatter_kv
 
     token, cache = np.zeros((1, 1, 8), _element(dtype)), np.zeros((1, 1, 1, 8), _element(dtype))
     table, zero = np.zeros((1, 1, 8), np.float32), np.zeros(1, np.int64)
@@ -210,8 +210,8 @@ def _scatter(dtype: str) -> None:
 
 def _move_blocks(dtype: str, codec: str) -> None:
     """A small block each way, and one so large that all threads work. All ids are -1, so no page is read."""
-    from kernels_numba.blocks import PARALLEL_BYTES, gather_blocks, scatter_blocks
     from kernels_numba.codecs import codec as named
+    from kernels_numba.movers.blocks import PARALLEL_BYTES, gather_blocks, scatter_blocks
 
     chosen = named(codec) if codec != "none" else None
     caches = np.zeros((1, 2, 1, 1, 1, 8), _element(dtype))

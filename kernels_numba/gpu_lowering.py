@@ -82,10 +82,10 @@ def plain_kernels() -> Iterator[Kernel]:
     """The plain rungs, of every element type."""
     from numba import types
 
-    from kernels_numba import block_kernels_cuda
     from kernels_numba.attention import attention_cuda, attention_tiles_cuda
-    from kernels_numba.codec_kernels_cuda import recode_v1
-    from kernels_numba.rotary_cuda import scatter_rotated_v1
+    from kernels_numba.movers import block_kernels_cuda
+    from kernels_numba.movers.codec_kernels_cuda import recode_v1
+    from kernels_numba.movers.rotary_cuda import scatter_rotated_v1
 
     i64, i32, f32 = types.int64, types.int32, types.float32
     bits: Any
@@ -113,10 +113,10 @@ def _tuned_movers() -> Iterator[Kernel]:
     """Movers by address: plain, turning, and with each codec in both directions."""
     from numba import types
 
-    from kernels_numba import block_kernels_cuda
-    from kernels_numba.codec_kernels_cuda import make_recode_v2
     from kernels_numba.codecs import CODECS
-    from kernels_numba.rotary_cuda import make_scatter_rotated_v2
+    from kernels_numba.movers import block_kernels_cuda
+    from kernels_numba.movers.codec_kernels_cuda import make_recode_v2
+    from kernels_numba.movers.rotary_cuda import make_scatter_rotated_v2
 
     i64 = types.int64
     yield Kernel("scatter_kv v2", block_kernels_cuda.scatter_kv_v2, (i64,) * 11, True)

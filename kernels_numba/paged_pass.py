@@ -21,11 +21,11 @@ from kernels_numba.attention.attention_decode import paged_attention_decode
 from kernels_numba.attention.attention_decode_tiles import decode_v3
 from kernels_numba.attention.attention_prefill import check_lengths, check_pages, paged_attention_prefill
 from kernels_numba.attention.attention_prefill_tiles import prefill_tiles
-from kernels_numba.block_kernels import move_tokens
-from kernels_numba.blocks import check_ids, check_rotary, scatter_kv
 from kernels_numba.checks import check_window, wrong_size
 from kernels_numba.errors import DtypeError, LayoutError, RangeError
-from kernels_numba.rotary import scatter_rotated
+from kernels_numba.movers.block_kernels import move_tokens
+from kernels_numba.movers.blocks import check_ids, check_rotary, scatter_kv
+from kernels_numba.movers.rotary import scatter_rotated
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
 
 

@@ -64,6 +64,7 @@ ROOMS = {
     "mooncake_lite": SYSTEM,
     "kernels_numba": {
         "attention": {"arrays", "checks", "gpu", "intrinsics", "runtime"},
+        "movers": {"arrays", "codecs", "gpu", "intrinsics", "runtime"},
         "intrinsics": {"runtime"},
         "matmul": {"arrays", "intrinsics", "runtime"},
         "gpu": {"intrinsics"},

@@ -103,7 +103,7 @@ class Model:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.sizes["rms_norm_eps"]) * weight
 
     def rotate(self, x, angles) -> np.ndarray:
-        """Turn pairs of channels by angles that grow with the position: see kernels_numba/rotary.py."""
+        """Turn pairs of channels by angles that grow with position: see kernels_numba/movers/rotary.py."""
         low, high = np.split(x, 2, axis=-1)
         return x * np.cos(angles) + np.concatenate((-high, low), axis=-1) * np.sin(angles)
 

@@ -30,7 +30,7 @@ SUM_TERMS = 512
 class Paths:
     """Which kernels multiply how many rows of x.
 
-    fixed   the most rows for products in fixed point, a row at a time (matmul/linear_tiles_fixed.py)
+    fixed   the most rows for products in fixed point, a row at a time (linear_tiles_fixed.py)
     tiles   the most rows for tiles of sums in registers (linear_tiles.py); torch multiplies more
     """
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_numba import codec, gather_blocks, scatter_blocks
-from kernels_numba.block_kernels import gather_blocks_v0
-from kernels_numba.blocks import PARALLEL_BYTES
 from kernels_numba.codecs import CODECS, Codec
 from kernels_numba.errors import DtypeError, RangeError, ShapeError
+from kernels_numba.movers.block_kernels import gather_blocks_v0
+from kernels_numba.movers.blocks import PARALLEL_BYTES
 from kernels_numba.runtime import PARALLEL_CALL
 from tests.conftest import examples
 

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 import kernels_numba
-from kernels_numba import block_kernels_cuda, codec_kernels_cuda
 from kernels_numba.attention import attention_cuda, attention_decode_cuda, attention_mma_cuda
-from kernels_numba.block_kernels import gather_blocks_v0
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.codecs import codec
 from kernels_numba.errors import ArgumentError, KindError
 from kernels_numba.gpu import simulator_blocks
 from kernels_numba.gpu.backend_cuda import SIMULATED, cuda
+from kernels_numba.movers import block_kernels_cuda, codec_kernels_cuda
+from kernels_numba.movers.block_kernels import gather_blocks_v0
 
 RANDOM = np.random.default_rng(0)
 PIECE = 32

@@ -201,7 +201,7 @@ def test_the_ptx_of_a_scatter_adds_offsets_in_64_bits(name: str) -> None:
 
 @pytest.mark.quick
 def test_a_cache_with_more_slots_than_32_bits_hold_is_left_to_the_plain_kernels() -> None:
-    from kernels_numba.block_kernels_cuda import few_slots
+    from kernels_numba.movers.block_kernels_cuda import few_slots
 
     assert few_slots(SimpleNamespace(shape=(2**27 - 1, 8, 16, 128)))
     assert not few_slots(SimpleNamespace(shape=(2**27, 8, 16, 128)))
@@ -313,8 +313,8 @@ def test_a_launch_runs_on_the_tensor_s_device_and_the_caller_s_is_current_again_
 @pytest.mark.quick
 @needs_nvvm
 def test_every_launch_function_leaves_the_caller_s_device_current() -> None:
-    from kernels_numba import block_kernels_cuda, codec_kernels_cuda, rotary_cuda
     from kernels_numba.attention import attention_cuda, attention_decode_cuda
+    from kernels_numba.movers import block_kernels_cuda, codec_kernels_cuda, rotary_cuda
 
     homes = (attention_cuda, attention_decode_cuda, block_kernels_cuda, codec_kernels_cuda, rotary_cuda)
     found = {name: f for home in homes for name, f in vars(home).items() if name.startswith("launch_")}

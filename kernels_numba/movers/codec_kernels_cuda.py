@@ -23,24 +23,6 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.arrays import dtype_name, strides_of
-from kernels_numba.codec_kernels import (
-    BFLOAT16,
-    CODE_BIAS,
-    FINEST,
-    FINEST_BITS,
-    FP8,
-    HALF_A_CODE,
-    INFINITY,
-    INT4,
-    INT8,
-    LEAST_NORMAL,
-    LEAST_SCALE,
-    NAN_SCALE,
-    ROUNDER,
-    ROUNDER_TO_8,
-    SIGN,
-    SIZE,
-)
 from kernels_numba.codecs import Codec
 from kernels_numba.gpu.backend_cuda import (
     UNPACK,
@@ -68,6 +50,24 @@ from kernels_numba.gpu.backend_cuda import (
     store_uint16,
     times,
     widen,
+)
+from kernels_numba.movers.codec_kernels import (
+    BFLOAT16,
+    CODE_BIAS,
+    FINEST,
+    FINEST_BITS,
+    FP8,
+    HALF_A_CODE,
+    INFINITY,
+    INT4,
+    INT8,
+    LEAST_NORMAL,
+    LEAST_SCALE,
+    NAN_SCALE,
+    ROUNDER,
+    ROUNDER_TO_8,
+    SIGN,
+    SIZE,
 )
 
 THREADS = 64

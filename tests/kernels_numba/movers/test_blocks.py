@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels_numba
-from kernels_numba.block_kernels import gather_blocks_v0
-from kernels_numba.blocks import PARALLEL_BYTES
 from kernels_numba.errors import DtypeError, LayoutError, RangeError, ShapeError
-from kernels_numba.rotary import rotate_v0
+from kernels_numba.movers.block_kernels import gather_blocks_v0
+from kernels_numba.movers.blocks import PARALLEL_BYTES
+from kernels_numba.movers.rotary import rotate_v0
 from kernels_numba.runtime import PARALLEL_CALL
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
 from tests.conftest import examples

@@ -21,15 +21,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kernels_numba import arrays
-from kernels_numba.block_kernels import (
+from kernels_numba.codecs import Codec
+from kernels_numba.errors import KindError, LayoutError, RangeError, ShapeError
+from kernels_numba.movers.block_kernels import (
     first_outside,
     move_block_runs_v1,
     move_block_runs_v2,
     move_pages,
     move_tokens,
 )
-from kernels_numba.codecs import Codec
-from kernels_numba.errors import KindError, LayoutError, RangeError, ShapeError
 from kernels_numba.runtime import PARALLEL_CALL, get_num_threads
 
 Part: TypeAlias = slice | range | None
@@ -78,11 +78,11 @@ def scatter_kv(
     if device == arrays.CUDA:
         moved = (key, value, key_cache, value_cache, slot_mapping)
         if rotary is None:
-            from kernels_numba.block_kernels_cuda import launch_scatter_kv
+            from kernels_numba.movers.block_kernels_cuda import launch_scatter_kv
 
             launch_scatter_kv(*moved)
         else:
-            from kernels_numba.rotary_cuda import launch_scatter_rotated
+            from kernels_numba.movers.rotary_cuda import launch_scatter_rotated
 
             launch_scatter_rotated(*moved, rotary, positions, query)
         return
@@ -168,7 +168,7 @@ def _scatter_rotated(
     key: Any, key_cache: Any, slots: np.ndarray, rotary: tuple[Any, Any], positions: Any, query: Any
 ) -> None:
     """Checked CPU arrays: turned keys into their slots, the query turned in place. Raises RangeError."""
-    from kernels_numba.rotary import scatter_rotated
+    from kernels_numba.movers.rotary import scatter_rotated
 
     cosine, sine, where = (arrays.as_numpy(a) for a in (*rotary, positions))
     check_ids("positions", where, cosine.shape[0], lowest=0)
@@ -249,7 +249,7 @@ def copy_pages(caches: Any, source_ids: Any, target_ids: Any) -> None:
     if source_ids.shape[0] == 0:
         return
     if device == arrays.CUDA:
-        from kernels_numba.block_kernels_cuda import launch_copy_pages
+        from kernels_numba.movers.block_kernels_cuda import launch_copy_pages
 
         launch_copy_pages(caches, source_ids, target_ids)
         return
@@ -320,11 +320,11 @@ def _move_blocks(
     part = (first_layer, layer_count, first_head, head_count)
     if device == arrays.CUDA:
         if codec is None or codec.number == 0:
-            from kernels_numba.block_kernels_cuda import launch_move_blocks
+            from kernels_numba.movers.block_kernels_cuda import launch_move_blocks
 
             launch_move_blocks(caches, page_ids, blocks, part, to_pages)
         else:
-            from kernels_numba.codec_kernels_cuda import launch_recode
+            from kernels_numba.movers.codec_kernels_cuda import launch_recode
 
             launch_recode(caches, page_ids, blocks, part, codec, to_pages)
         return
@@ -345,7 +345,7 @@ def _move_blocks(
             to_pages,
         )
     else:
-        from kernels_numba.codec_kernels import KINDS, recode_v1, recode_v2
+        from kernels_numba.movers.codec_kernels import KINDS, recode_v1, recode_v2
 
         kernels = (recode_v1, recode_v2)
         kind, page_size = KINDS[arrays.dtype_name(caches)], view.shape[4]

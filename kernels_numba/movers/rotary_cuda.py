@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.arrays import dtype_name, strides_of
-from kernels_numba.block_kernels_cuda import few_slots
 from kernels_numba.gpu.backend_cuda import (
     UNPACK,
     addresses,
@@ -40,6 +39,7 @@ from kernels_numba.gpu.backend_cuda import (
     times,
     widen,
 )
+from kernels_numba.movers.block_kernels_cuda import few_slots
 
 THREADS = 64
 CHUNK = 16
