@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kernels_numba.attention.attention_decode import paged_attention_decode as paged_attention_decode
     from kernels_numba.attention.attention_prefill import paged_attention_prefill as paged_attention_prefill
     from kernels_numba.codecs import codec as codec
+    from kernels_numba.layers.paged_pass import PagedPass as PagedPass
+    from kernels_numba.layers.row_kernels import rms_norm as rms_norm
+    from kernels_numba.layers.row_kernels import silu_multiply as silu_multiply
     from kernels_numba.matmul.linear_layers import GgufRows as GgufRows
     from kernels_numba.matmul.linear_layers import Int8Rows as Int8Rows
     from kernels_numba.matmul.linear_layers import Linears as Linears
@@ -22,9 +25,6 @@ if TYPE_CHECKING:
     from kernels_numba.movers.blocks import gather_blocks as gather_blocks
     from kernels_numba.movers.blocks import scatter_blocks as scatter_blocks
     from kernels_numba.movers.blocks import scatter_kv as scatter_kv
-    from kernels_numba.paged_pass import PagedPass as PagedPass
-    from kernels_numba.row_kernels import rms_norm as rms_norm
-    from kernels_numba.row_kernels import silu_multiply as silu_multiply
 
 _HOME = {
     "paged_attention_decode": "attention.attention_decode",
@@ -33,9 +33,9 @@ _HOME = {
     "gather_blocks": "movers.blocks",
     "scatter_blocks": "movers.blocks",
     "copy_pages": "movers.blocks",
-    "PagedPass": "paged_pass",
-    "rms_norm": "row_kernels",
-    "silu_multiply": "row_kernels",
+    "PagedPass": "layers.paged_pass",
+    "rms_norm": "layers.row_kernels",
+    "silu_multiply": "layers.row_kernels",
     "codec": "codecs",
     "linear": "matmul.linear_layers",
     "Linears": "matmul.linear_layers",

@@ -236,7 +236,7 @@ def _linear_drivers() -> None:
 
 
 def _rows() -> None:
-    from kernels_numba.row_kernels import rms_norm, silu_multiply
+    from kernels_numba.layers.row_kernels import rms_norm, silu_multiply
 
     row = np.ones((1, 8), np.float32)
     rms_norm(row, row[0], 1e-6, add=row)
@@ -245,7 +245,7 @@ def _rows() -> None:
 
 def _decode_layers() -> None:
     """A token, a page and no layers: no kernel is called, so that each is compiled in a step of its own."""
-    from kernels_numba.decode_layers import decode_layers
+    from kernels_numba.layers.decode_layers import decode_layers
 
     some, row, table = np.ones(8, np.int64), np.zeros((1, 8), np.float32), np.zeros((1, 1, 8), np.float32)
     model = (np.empty((0, 1), np.int64), np.empty((0, 1, 1), np.int64), some, np.empty((0, 1), np.int64))

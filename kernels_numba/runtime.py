@@ -21,8 +21,8 @@ _OUR_FOLDER = "kernels-"
 HELPERS = (
     *("attention/attention_plain.py", "intrinsics/linear_vectors.py", "intrinsics/numerics.py"),
     *("intrinsics/register_blocks.py", "intrinsics/streaming.py", "intrinsics/vectors.py"),
-    *("intrinsics/vectors_codes.py", "intrinsics/words.py", "matmul/linear_blocks.py"),
-    *("matmul/linear_blocks_fixed.py", "row_kernels.py", "runtime.py"),
+    *("intrinsics/vectors_codes.py", "intrinsics/words.py", "layers/row_kernels.py"),
+    *("matmul/linear_blocks.py", "matmul/linear_blocks_fixed.py", "runtime.py"),
 )
 """Files of this package, by their paths in it, whose functions or constants are compiled into the kernels of
 other files."""

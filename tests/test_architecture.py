@@ -65,6 +65,9 @@ ROOMS = {
     "kernels_numba": {
         "attention": {"arrays", "checks", "gpu", "intrinsics", "runtime"},
         "movers": {"arrays", "codecs", "gpu", "intrinsics", "runtime"},
+        "layers": {
+            *("arrays", "attention", "checks", "intrinsics", "matmul", "movers", "runtime"),
+        },
         "intrinsics": {"runtime"},
         "matmul": {"arrays", "intrinsics", "runtime"},
         "gpu": {"intrinsics"},

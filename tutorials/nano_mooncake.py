@@ -99,7 +99,7 @@ class Model:
         return self.norm(hidden[ends - 1], self.outer["norm"]) @ self.outer["embed_tokens"].T
 
     def norm(self, x, weight) -> np.ndarray:
-        """Divide each row by its root mean square: see kernels_numba/row_kernels.py."""
+        """Divide each row by its root mean square: see kernels_numba/layers/row_kernels.py."""
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.sizes["rms_norm_eps"]) * weight
 
     def rotate(self, x, angles) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The decoder layers of a decode step in one compiled call, where our kernels multiply every layer.
 
 Used by forward.py, whose loop over the layers is the general form and gives the same bits. Knows weights and
-projections; what is computed stands in kernels_numba/decode_layers.py. Explained in docs/explain/model.md.
+projections; what is computed stands in kernels_numba/layers/decode_layers.py. Explained in
+docs/explain/model.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from kernels_numba import PagedPass
-from kernels_numba.decode_layers import DecodeLayers, LayerArrays
+from kernels_numba.layers.decode_layers import DecodeLayers, LayerArrays
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.projection import MAX_ROWS_OF_X, Projection
 from mooncake_lite.model.weights import LayerWeights

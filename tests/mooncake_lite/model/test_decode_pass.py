@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_numba.decode_layers import DecodeLayers, LayerArrays
 from kernels_numba.errors import ShapeError
+from kernels_numba.layers.decode_layers import DecodeLayers, LayerArrays
 from kernels_numba.matmul.linear_layers import GgufRows, Linears
 from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.model.projection import Paths

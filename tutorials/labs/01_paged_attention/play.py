@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels_numba import paged_pass
 from kernels_numba.attention import attention_cuda
 from kernels_numba.attention.attention_decode import decode_v2
 from kernels_numba.attention.attention_prefill import prefill_v1
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.gpu.backend_cuda import cuda
+from kernels_numba.layers import paged_pass
 from mooncake_lite import LLM, SamplingParams
 from mooncake_lite.model.decode_pass import DecodePass
 

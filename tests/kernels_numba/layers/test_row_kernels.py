@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels_numba.errors import DtypeError, LayoutError, ShapeError
-from kernels_numba.row_kernels import rms_norm, rms_norm_v0, silu_multiply, silu_multiply_v0
+from kernels_numba.layers.row_kernels import rms_norm, rms_norm_v0, silu_multiply, silu_multiply_v0
 
 SHAPES = [(1, 8), (3, 576), (5, 33), (200, 576), (0, 16)]
 

@@ -31,12 +31,12 @@ from kernels_numba.errors import ShapeError
 from kernels_numba.intrinsics.linear_vectors import floats_at, keep
 from kernels_numba.intrinsics.numerics import copy_bytes
 from kernels_numba.intrinsics.vectors import LONG
+from kernels_numba.layers.paged_pass import PagedPass
+from kernels_numba.layers.row_kernels import PARALLEL_VALUES, norm_v1, silu_v1
 from kernels_numba.matmul.linear_layers import Linears
 from kernels_numba.matmul.linear_tiles import HALVES_ADDRESS, linear_v2, linear_v2_parallel
 from kernels_numba.movers.block_kernels import move_tokens
 from kernels_numba.movers.rotary import scatter_rotated
-from kernels_numba.paged_pass import PagedPass
-from kernels_numba.row_kernels import PARALLEL_VALUES, norm_v1, silu_v1
 from kernels_numba.runtime import PARALLEL_CALL, PART, get_num_threads, njit, register_jitable
 
 from numba import types  # isort: skip
