@@ -2,7 +2,13 @@
 
 Called by the engine and the store; knows arrays only, never requests, ranks or keys. Importing it loads
 neither torch nor numba and compiles nothing: a function's module is loaded when the function is first named.
-The reading order is attention_decode, attention_prefill, blocks; then the CUDA forms of each beside them.
+
+    attention/   paged attention for decode and prefill; read attention_decode first, then attention_prefill
+    movers/      KV into pages, blocks and back; read blocks
+    matmul/      linear layers; layers/ joins all of these to whole layers
+    intrinsics/  the words that kernels are made of; gpu/ is the door to CUDA
+    report/      checks and measurements on a GPU: python -m kernels_numba.gpu_report
+    runtime, ahead, arrays, checks, codecs, errors   what all of them share
 """
 
 from __future__ import annotations

@@ -32,7 +32,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kernels_numba.gpu_runner import LEAST_S, Item, Record, failed, late, results_of, run_items, together
+from kernels_numba.report.gpu_runner import (
+    LEAST_S,
+    Item,
+    Record,
+    failed,
+    late,
+    results_of,
+    run_items,
+    together,
+)
 
 PROGRAM = [sys.executable, "-m", "kernels_numba.gpu_report"]
 CHECKS = {"prefill": 6, "codecs": 6, "decode": 4, "graph": 2, "blocks": 3}
@@ -62,7 +71,7 @@ def measured(measure: Callable[[], list[Record]]) -> list[Record]:
 
 def lowered(kernel: Any, cc: Any) -> list[Record]:
     """What the assembler says of one kernel; a tuned one that spills is a failed check."""
-    from kernels_numba.gpu_lowering import architecture, assemble
+    from kernels_numba.report.gpu_lowering import architecture, assemble
 
     found = assemble(kernel.lowered(cc)[0], cc)
     arch = architecture(cc)
@@ -80,17 +89,17 @@ def items_of(name: str) -> list[Item]:
 
     if name == "kernels":
         from kernels_numba.gpu.backend_cuda import launched
-        from kernels_numba.gpu_lowering import kernels
+        from kernels_numba.report.gpu_lowering import kernels
 
         cc = launched(torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0))
         return [(kernel.name, partial(lowered, kernel, cc)) for kernel in kernels()]
     if name in CHECKS:
-        from kernels_numba import gpu_checks, gpu_mover_checks
+        from kernels_numba.report import gpu_checks, gpu_mover_checks
 
         home = gpu_mover_checks if name in ("blocks", "codecs") else gpu_checks
         checks = getattr(home, f"{name}_checks")()
         return [(title, partial(checked, title, action)) for title, action in checks]
-    from kernels_numba import gpu_figures
+    from kernels_numba.report import gpu_figures
 
     return [
         (f"{name}: {title}", partial(measured, measure)) for title, measure in getattr(gpu_figures, name)()

@@ -68,6 +68,7 @@ ROOMS = {
         "layers": {
             *("arrays", "attention", "checks", "intrinsics", "matmul", "movers", "runtime"),
         },
+        "report": {"attention", "checks", "codecs", "gpu", "movers"},
         "intrinsics": {"runtime"},
         "matmul": {"arrays", "intrinsics", "runtime"},
         "gpu": {"intrinsics"},

@@ -19,7 +19,7 @@ def lower(names: Sequence[str]) -> dict[str, str]:
 
     Returns {name: what is wrong with it, empty when nothing is}; {"": why} where there is no NVVM.
     """
-    from kernels_numba import gpu_lowering
+    from kernels_numba.report import gpu_lowering
 
     try:
         from cuda.bindings import nvjitlink  # noqa: F401

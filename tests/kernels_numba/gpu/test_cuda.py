@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from kernels_numba.errors import BackendError
-from kernels_numba.gpu_lowering import Kernel, architecture, assemble, linked, ptx_of, read_log
+from kernels_numba.report.gpu_lowering import Kernel, architecture, assemble, linked, ptx_of, read_log
 
 if TYPE_CHECKING:
     from kernels_numba.gpu.backend_cuda import Capability
@@ -99,7 +99,7 @@ every_kernel = of_kernels(*EVERYWHERE, *HERE)
 
 @functools.cache
 def kernels() -> dict[str, Kernel]:
-    from kernels_numba import gpu_lowering
+    from kernels_numba.report import gpu_lowering
 
     return {kernel.name: kernel for kernel in gpu_lowering.kernels()}
 

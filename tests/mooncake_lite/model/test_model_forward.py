@@ -169,7 +169,7 @@ def test_a_decode_step_reads_its_inputs_anew_each_time_so_that_a_graph_of_it_can
 
     replay = step
     if device == "cuda":
-        from kernels_numba.gpu_checks import captured
+        from kernels_numba.report.gpu_checks import captured
 
         replay = captured(step)  # type: ignore[assignment]
     seen = []

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import kernels_numba
 from kernels_numba.attention import attention_cuda
 from kernels_numba.codecs import codec
-from kernels_numba.gpu_checks import captured
+from kernels_numba.report.gpu_checks import captured
 
 RUNS = 9
 DEVICE = "cuda"

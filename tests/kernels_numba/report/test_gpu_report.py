@@ -15,15 +15,16 @@ import pytest
 import torch
 
 import kernels_numba
-from kernels_numba import gpu_checks, gpu_figures, gpu_mover_checks, gpu_report
-from kernels_numba.gpu_runner import KILLED_S, LEAST_S, Record, results_of, run_items, together
-from tests.kernels_numba.rehearsal import on_cpu
+from kernels_numba import gpu_report
+from kernels_numba.report import gpu_checks, gpu_figures, gpu_mover_checks
+from kernels_numba.report.gpu_runner import KILLED_S, LEAST_S, Record, results_of, run_items, together
+from tests.kernels_numba.report.rehearsal import on_cpu
 from tests.patience import wait_until
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PROGRAM = """
 import os, signal, subprocess, sys, time
-from kernels_numba.gpu_runner import run_items
+from kernels_numba.report.gpu_runner import run_items
 
 def good(): return [{"kind": "check", "name": "good", "passed": True, "detail": "", "seconds": 0.0}]
 def wrong(): raise ValueError("differs by 7")
@@ -265,7 +266,7 @@ def test_ending_the_report_ends_the_part_that_it_waits_for(tmp_path) -> None:
     mark = tmp_path / "running"
     program = f"""
 import signal, sys
-from kernels_numba import gpu_runner
+from kernels_numba.report import gpu_runner
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 child = "import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(100)"
 list(gpu_runner.results_of("p", [sys.executable, "-c", child], 60.0))

@@ -14,8 +14,8 @@ import torch
 
 import kernels_numba
 from kernels_numba.codecs import codec
-from kernels_numba.gpu_checks import Check
 from kernels_numba.movers import block_kernels_cuda, codec_kernels_cuda
+from kernels_numba.report.gpu_checks import Check
 
 DEVICE = "cuda"
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import kernels_numba
-from kernels_numba import gpu_checks, gpu_figures, gpu_mover_checks
 from kernels_numba.attention import attention_cuda, attention_decode_cuda
 from kernels_numba.checks import NO_WINDOW
 from kernels_numba.movers import block_kernels_cuda, codec_kernels_cuda
+from kernels_numba.report import gpu_checks, gpu_figures, gpu_mover_checks
 
 
 class Event:
