@@ -68,7 +68,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "arena": ("mooncake_lite.tools.arena.command:arena", "Race placement policies of your own against ours."),
     "labs": ("mooncake_lite.labs.commands:labs", "Do the labs of a course, hand them in, and grade them."),
-    "doctor": ("mooncake_lite.tools.doctor:doctor", "Report what this machine has and what it can run."),
+    "doctor": (
+        "mooncake_lite.tools.doctor.command:doctor",
+        "Report what this machine has and what it can run.",
+    ),
 }
 """name -> (module:attribute, the line that --help shows); nothing of it is imported before it is used."""
 

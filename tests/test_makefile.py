@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mooncake_lite.tools import doctor
+from mooncake_lite.tools.doctor import command as doctor
 
 ROOT = Path(__file__).resolve().parent.parent
 

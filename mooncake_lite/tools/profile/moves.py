@@ -19,8 +19,8 @@ from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.local import BLOCK_TOKENS
 from mooncake_lite.errors import ClusterError, LaunchError
 from mooncake_lite.profiles.file import MovesSection
-from mooncake_lite.tools import links
 from mooncake_lite.tools.bench.result import timed
+from mooncake_lite.tools.doctor import links
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
 

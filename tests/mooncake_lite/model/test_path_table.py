@@ -12,7 +12,7 @@ from mooncake_lite.config.cache import VARIABLE, locked
 from mooncake_lite.model import path_table
 from mooncake_lite.model.path_table import PathTable, this_machine
 from mooncake_lite.model.projection import Paths
-from mooncake_lite.tools.doctor import _linear_paths
+from mooncake_lite.tools.doctor.command import _linear_paths
 
 pytestmark = pytest.mark.quick
 

@@ -1,6 +1,6 @@
 """`mooncake-lite doctor`: what this machine has, and what follows from it.
 
-Mounted by `mooncake_lite.cli`. It tries things out in child processes (`launch/probes.py`), changes nothing
+Mounted by `mooncake_lite.cli`. It tries things out in child processes (`probes.py`), changes nothing
 and never loads MPI or torch itself. Explained in docs/reference/cli.md.
 
 Exit code 1 when something is missing without which nothing can be served, else 0.
@@ -61,7 +61,7 @@ class Report:
 
 def examine() -> Report:
     """Look at this machine; takes some seconds, most of them for importing torch in a child."""
-    from mooncake_lite.launch.probes import try_all
+    from mooncake_lite.tools.doctor.probes import try_all
 
     answers = try_all()
     report = Report()
@@ -130,7 +130,7 @@ def _shared_memory(free: int, wanted: int) -> Finding:
 def _mpi(report: Report, mpi4py: dict[str, Any]) -> Iterator[Finding]:
     from mooncake_lite.config.machine import find_mpirun
     from mooncake_lite.launch.open_mpi import inspect_open_mpi
-    from mooncake_lite.launch.probes import try_mpirun
+    from mooncake_lite.tools.doctor.probes import try_mpirun
 
     yield _library("mpi4py", mpi4py, lambda answer: f"{answer['version']} over {answer['library']}")
     try:
@@ -338,7 +338,7 @@ def doctor(
 
 def _links(as_json: bool, ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: str) -> int:
     """1 when a pair could not be measured, else 0."""
-    from mooncake_lite.tools import links
+    from mooncake_lite.tools.doctor import links
 
     found = links.measure(ranks, hosts, mpi_arg, profile)
     if as_json:

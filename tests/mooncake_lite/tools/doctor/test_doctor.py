@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.launch.links_program import Found, Pair
-from mooncake_lite.launch.probes import try_program
-from mooncake_lite.tools import doctor, links
-from mooncake_lite.tools.doctor import Finding, Report
+from mooncake_lite.tools.doctor import command as doctor
+from mooncake_lite.tools.doctor import links
+from mooncake_lite.tools.doctor.command import Finding, Report
+from mooncake_lite.tools.doctor.links_program import Found, Pair
+from mooncake_lite.tools.doctor.probes import try_program
 from tests.mpi import skip_without_ucx
 from tests.two_nodes import serve_args, two_nodes
 

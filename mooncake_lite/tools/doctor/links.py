@@ -1,6 +1,6 @@
 """`mooncake-lite doctor --links`: what every pair of ranks gets from each other, and over which path.
 
-Used by `doctor`. It starts a small MPI job (`launch/links_program.py`) and shows what that measured.
+Used by `doctor`. It starts a small MPI job (`links_program.py`) and shows what that measured.
 Explained in docs/reference/cli.md.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.launch.links_program import BUDGET_S, Found, Pair
 from mooncake_lite.launch.mpirun import host_option, parse_hosts, split_words
 from mooncake_lite.launch.ranks_program import run_ranks
+from mooncake_lite.tools.doctor.links_program import BUDGET_S, Found, Pair
 
 MOST_RANKS = 64
 START_S = 40.0
@@ -33,7 +33,7 @@ def measure(ranks: int | None, hosts: str, mpi_arg: tuple[str, ...], profile: st
     if places and wanted > slots:
         raise ConfigError(f"--ranks {wanted}: --hosts {hosts} has {slots} slots; write HOST:SLOTS with more")
     arguments = [*host_option(places), *split_words(mpi_arg)]
-    module = "mooncake_lite.launch.links_program"
+    module = "mooncake_lite.tools.doctor.links_program"
     data = run_ranks(wanted, module, [], BUDGET_S + START_S, profile=profile, mpirun_args=arguments)
     return msgspec.json.decode(data, type=Found)
 

@@ -1,6 +1,6 @@
 """What every rank of `doctor --links` runs: each pair's paths are measured, one pair at a time.
 
-Started by `mooncake_lite.tools.links` under mpirun; rank 0 writes the result. Explained in
+Started by `mooncake_lite.tools.doctor.links` under mpirun; rank 0 writes the result. Explained in
 docs/reference/cli.md.
 """
 
