@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from mooncake_lite.tools.demo import cluster
+from mooncake_lite.launch import serve_child
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"):
     # no two of four choose the same port
-    cluster.FIRST_PORT, cluster.PORTS = 20_000 + 3_000 * (int(worker) % 4), 3_000
+    serve_child.FIRST_PORT, serve_child.PORTS = 20_000 + 3_000 * (int(worker) % 4), 3_000
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script: children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

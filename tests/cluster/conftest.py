@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_lite.launch.serve_child import Cluster
+from mooncake_lite.launch.serve_child import free_port as find_free_port
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.resolve import resolve_model
-from mooncake_lite.tools.demo.cluster import Cluster
-from mooncake_lite.tools.demo.cluster import free_port as find_free_port
 
 START_LIMIT_S = 240.0
 """With kernels that are compiled first, beside other tests."""

@@ -13,10 +13,10 @@ import pytest
 from openai._legacy_response import LegacyAPIResponse
 from openai.types import Completion
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.profiles.compute import ComputeCost, PassTerms
 from mooncake_lite.tools.bench.goodput import Bench, GoodputPlan
 from mooncake_lite.tools.bench.goodput_load import Shape
-from mooncake_lite.tools.demo.cluster import Cluster
 from tests import emulation
 from tests.cluster import machine
 from tests.cluster.conftest import START_LIMIT_S

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.config import load_config
-from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import judged, reference
 from tests.cluster.drawn import CHAT, COMMON, COMPLETION, LENGTHS, Drawn, Vocabulary, drawn
 from tests.mooncake_lite.engine.examples import a_random

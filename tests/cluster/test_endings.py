@@ -19,7 +19,7 @@ import pytest
 
 from mooncake_lite.config.cache import VARIABLE
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import SMALL, START_LIMIT_S

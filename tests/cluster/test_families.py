@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from mooncake_lite.cli import cli
 from mooncake_lite.config.machine import find_mpirun
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.config import DType
-from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import asking, listening, machine, reference, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.patience import patient, wait_until

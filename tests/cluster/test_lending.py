@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests import emulation
 from tests.cluster import asking, machine, tiny
 from tests.cluster.conftest import START_LIMIT_S

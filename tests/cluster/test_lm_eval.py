@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests.cluster import lm_eval_tasks, reference
 
 pytestmark = pytest.mark.cluster

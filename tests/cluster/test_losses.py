@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.bench.faults import random_prompts, text_prompts
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import Stream, play, process_of, processes_of
 from tests import emulation
 from tests.cluster import asking, machine, tiny

@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests import emulation
 from tests.cluster import machine
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import load_model
-from mooncake_lite.tools.demo.cluster import Cluster
 from tests.cluster import many, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.many import Question

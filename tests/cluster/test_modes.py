@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from mooncake_lite.conductor.recording import Recording
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.replay_events import replay_events
 from tests import emulation
 from tests.cluster import asking, machine, tiny

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.bench.faults import random_prompts
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import play, process_of
 from tests import emulation
 from tests.cluster import asking, machine, reference, tiny

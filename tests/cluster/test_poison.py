@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests.cluster import judged, kinds, many, tiny
 from tests.cluster.conftest import START_LIMIT_S
 from tests.cluster.drawn import Drawn, Vocabulary, drawn

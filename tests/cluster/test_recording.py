@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from mooncake_lite.conductor.recording import Recording
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests.cluster import machine
 from tests.patience import wait_until
 

@@ -15,6 +15,7 @@ from mooncake_lite.conductor.recording import Recording
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.profiled import ProfiledHardware
 from mooncake_lite.simulator.setting import Setting
@@ -22,7 +23,6 @@ from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.tokens import Opaque
 from mooncake_lite.simulator.workload import Request
 from mooncake_lite.simulator.world import World
-from mooncake_lite.tools.demo.cluster import Cluster
 from store.allocator import padded_size
 from tests import emulation
 

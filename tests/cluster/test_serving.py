@@ -16,7 +16,7 @@ import torch
 from mooncake_lite import LLM, SamplingParams
 from mooncake_lite.cli import main
 from mooncake_lite.gateway.settings import Limits
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests.cluster import machine, reference
 from tests.cluster.conftest import SMALL
 from tests.mooncake_lite.workloads.made import made_trace, write

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from tests import emulation
 from tests.cluster import asking, tiny
 from tests.cluster.conftest import START_LIMIT_S

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.pool.live import LivePool, live_pool
 from mooncake_lite.tools.streams import process_of
 from tests import emulation, two_nodes

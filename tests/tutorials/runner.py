@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from mooncake_lite.tools.demo.cluster import free_port
+from mooncake_lite.launch.serve_child import free_port
 from tests.tutorials.pages import Step, figures, matches, rewrite, steps
 from tests.tutorials.processes import POLL_S, PythonWorker, Session
 

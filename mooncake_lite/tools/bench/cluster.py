@@ -22,10 +22,10 @@ import msgspec
 
 from mooncake_lite.config.serve import DEFAULT_MODEL
 from mooncake_lite.errors import ClusterError, ConfigError
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.progress import resolve_visibly
 from mooncake_lite.profiles.file import Profile, parse_profile, shipped_profile, write_profile
 from mooncake_lite.tools.client import AnswerFailed, events
-from mooncake_lite.tools.demo.cluster import Cluster
 
 START_LIMIT_S = 180.0
 PATIENCE_S = 300.0

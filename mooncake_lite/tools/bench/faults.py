@@ -18,11 +18,11 @@ import httpx
 
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ClusterError
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.tools.bench.cluster import model_folder, scaled_profile, started
 from mooncake_lite.tools.bench.result import Other, Row
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.document import document_text
 from mooncake_lite.tools.streams import Prompt, Stream, play, process_of
 

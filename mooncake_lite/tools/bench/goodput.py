@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mooncake_lite.config.progress import counted
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.costs import costs_of
 from mooncake_lite.profiles.file import Profile
@@ -31,7 +32,6 @@ from mooncake_lite.tools.bench.goodput_load import (
     thirds,
 )
 from mooncake_lite.tools.bench.result import Other, Row
-from mooncake_lite.tools.demo.cluster import Cluster
 from scheduler.admission import ADMISSIONS
 
 FORMS = tuple(ADMISSIONS)

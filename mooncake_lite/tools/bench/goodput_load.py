@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import psutil
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.tools.bench.cluster import Ask, Reply, started
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import CHILDREN, process_of
 
 SLOWER = 3.0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.tools.demo.cluster import free_port, wait_for_end
+from mooncake_lite.launch.serve_child import free_port, wait_for_end
 
 VARIABLE = "MOONCAKE_LITE_PEER_PYTHON"
 """Names an interpreter whose environment has peers that this one lacks."""

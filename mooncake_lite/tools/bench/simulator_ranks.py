@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from mooncake_lite.errors import ClusterError
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.file import OverheadsSection, Profile
 from mooncake_lite.simulator.cluster import Cluster as Simulated
@@ -23,7 +24,6 @@ from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.tools.bench.cluster import Ask, Reply, at_their_times, started
 from mooncake_lite.tools.client import TRACED
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.profile.overheads import LEAST_S
 from mooncake_lite.tools.streams import Prompt, process_of
 from mooncake_lite.tools.streams import play as stream_all

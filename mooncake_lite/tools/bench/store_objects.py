@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any
 
 from mooncake_lite.errors import ClusterError
+from mooncake_lite.launch.serve_child import wait_for_end
 from mooncake_lite.tools.bench.peers import STOP_S, StorePeer, Worker, find_store_peer, store_peer_master
 from mooncake_lite.tools.bench.result import Other, Row, in_turns, medians
-from mooncake_lite.tools.demo.cluster import wait_for_end
 
 KIB, MIB = 2**10, 2**20
 SEGMENT_BYTES = 768 * MIB

@@ -15,8 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.bench.faults import text_prompts
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import Stream, play, process_of
 
 RANKS = ("--prefill", "2", "--decode", "2", "--store", "2")

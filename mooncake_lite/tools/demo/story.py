@@ -1,7 +1,7 @@
 """What the demo plays: three questions about one document, in four clusters.
 
 Called by `demo.command`. Everything about HTTP is in `mooncake_lite.tools.client`, about the child process in
-`demo.cluster`, about judgement in `demo.report`; here is only the order of things and what to notice.
+`launch.serve_child`, about judgement in `demo.report`; here is only the order of things and what to notice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.status import Status
 
 from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.tools.client import TRACED, AnswerFailed, StreamedAnswer, stream_answer
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.demo.document import DOCUMENT_TOKENS, document_text, shorten
 from mooncake_lite.tools.demo.report import Row
 

@@ -29,7 +29,7 @@ from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.gateway.__main__ import serve
 from mooncake_lite.gateway.settings import read_settings
-from mooncake_lite.tools.demo.cluster import free_port
+from mooncake_lite.launch.serve_child import free_port
 from transport.channel import CurveKeys, Hub, Spoke
 from transport.wire import Decoder
 

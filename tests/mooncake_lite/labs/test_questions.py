@@ -18,7 +18,7 @@ from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, real_answers
 from mooncake_lite.labs.starting import RECORDED, data_module
 from mooncake_lite.labs.variant import class_of, sizes
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.explain import from_recording
 from tests import emulation
 from tests.mooncake_lite.labs.trees import ROOT, labs

@@ -15,7 +15,7 @@ import pytest
 
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
-from mooncake_lite.tools.demo.cluster import free_port
+from mooncake_lite.launch.serve_child import free_port
 from tests.patience import wait_until
 
 PROGRAM = Path(__file__).with_name("run_launcher.py")

@@ -11,7 +11,7 @@ import pytest
 from mooncake_lite.cli import main
 from mooncake_lite.config.machine import Machine
 from mooncake_lite.launch import launcher, preflight
-from mooncake_lite.tools.demo.cluster import free_port
+from mooncake_lite.launch.serve_child import free_port
 from tests import emulation
 from tests.mooncake_lite.launch.test_preflight import ROOMY
 from tests.mooncake_lite.model.sound_folder import (

@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.model.config import load_config
 from mooncake_lite.tools.bench.cluster import model_folder, scaled_profile, started
-from mooncake_lite.tools.demo.cluster import Cluster
 from mooncake_lite.tools.streams import Prompt, Stream, play, process_of
 
 RANKS = ("--prefill", "2", "--decode", "3", "--store", "2")

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from mooncake_lite.cli import main as mooncake_lite
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 from mooncake_lite.tools.demo.document import document_text
 from mooncake_lite.tools.top.sample import PREFIX, READ
 

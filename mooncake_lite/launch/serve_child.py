@@ -1,8 +1,8 @@
 """A whole cluster as one child process: start `mooncake-lite serve`, wait until it is ready, stop it.
 
-Called by `demo.story` and by tests that need a cluster. It knows the command line and `/health`, nothing
-else. The child runs in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it;
-if the demo itself is killed, the kernel tells the child to stop.
+Called by the demo, by benchmarks, and by tests and labs that need a cluster. It knows the command line and
+`/health`, nothing else. The child runs in a session of its own, so that Ctrl-C reaches the caller alone,
+which then stops it; if the caller itself is killed, the kernel tells the child to stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The child process of the demo, with small programs in place of the server: waiting, dying, stopping."""
+"""A cluster as a child process, with small programs in place of the server: waiting, dying, stopping."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.tools.demo.cluster import Cluster
+from mooncake_lite.launch.serve_child import Cluster
 
 SERVER = """
 import http.server, json, sys
@@ -76,7 +76,7 @@ def test_the_child_is_gone_after_an_error_in_the_middle(tmp_path: Path) -> None:
 def test_a_child_that_ignores_the_signal_is_killed_at_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mooncake_lite.tools.demo.cluster.STOP_LIMIT_S", 0.3)
+    monkeypatch.setattr("mooncake_lite.launch.serve_child.STOP_LIMIT_S", 0.3)
     up = tmp_path / "up"
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
