@@ -4,7 +4,7 @@ Needs Python, numpy, torch, numba and numba-cuda, and is run from the repository
 installed of ours. Checks spend their time in Numba's compiler, so they run at once, in a process for each
 core. Then the measurements run, one after the other. Every process has a time limit (gpu_runner), and the
 JSON is written anew with every result, so that nothing that fails, hangs or ends the run loses what came
-before it.
+before it. The door to kernels_numba/report, where the checks and the measurements are.
 The JSON is a benchmark result (date, machine, commit, rows) with "checks", "late" (what time ran out for) and
 "kernels" (registers, shared memory, spills) beside the rows. Exit codes:
 

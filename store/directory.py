@@ -2,7 +2,7 @@
 
 The control plane calls it for every request, live and simulated; so does the stand-alone master
 (`store.mooncake_store`). It is pure: time is an argument, and it never sees a byte of KV. Explained in
-docs/explain/lifecycle.md. The states of an object are drawn in `store.objects`.
+docs/explain/lifecycle.md. The door to store/books, its parts; `store.objects` draws an object's states.
 
 Rules. Verbs raise a StoreError where a caller breaks one. `Ledger.check()` asserts what must hold between
 calls; tests call it after every step.

@@ -1,8 +1,8 @@
 """Typed messages between processes: one Hub (ROUTER), many Spokes (DEALER), over ipc or tcp.
 
 Used by the conductor, the gateways, the ranks, `membership` and `engine`. Neither side ever blocks in a send,
-every queue is bounded, and malformed messages are dropped and counted. Knows no message.
-Explained in docs/explain/transport.md.
+every queue is bounded, and malformed messages are dropped and counted. Knows no message. A door to
+transport/messaging, which has its parts. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations

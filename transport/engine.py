@@ -2,7 +2,8 @@
 
 Used by `store` and by the roles. On one node a window is memory and a transfer a copy; between nodes the
 bytes take the path that was measured to be the fastest (`links`), and another when that fails.
-Knows no meaning of the bytes. Explained in docs/explain/transport.md.
+Knows no meaning of the bytes. The door to transport/bulk, where each of its parts is a file. Explained in
+docs/explain/transport.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The conductor has a Monitor, every other process a Heart. Each has a thread of its own, so that neither a long
 prefill nor compiling is taken for a death. Knows names, not roles. All times are durations on the own
-monotonic clock. Explained in docs/explain/transport.md.
+monotonic clock. A door to transport/messaging. Explained in docs/explain/transport.md.
 """
 
 from __future__ import annotations
