@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import socket
 import tempfile
 import zipfile
@@ -25,7 +26,7 @@ from mooncake_lite.labs.judging import Case, Outcome
 from mooncake_lite.labs.lab import Points, lab_in
 from mooncake_lite.labs.lowering import Lowered
 from mooncake_lite.labs.scores import score
-from mooncake_lite.labs.submission import read_submission
+from mooncake_lite.labs.submission import pack, read_submission
 from tests.mooncake_lite.labs.sample_class import (
     SAMPLES,
     STUBS,
@@ -217,6 +218,24 @@ def test_trusted_says_what_it_cannot_promise(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_a_release_that_was_handed_out_before_files_moved_is_still_graded(
+    number: int, tmp_path: Path
+) -> None:
+    lab = lab_in(ROOT, number)
+    (tmp_path / "elsewhere").mkdir()
+    before = []
+    for task in lab.tasks:
+        before.append(msgspec.structs.replace(task, file=f"elsewhere/{Path(task.file).name}"))
+        shutil.copy(ROOT / task.file, tmp_path / before[-1].file)
+    pack(tmp_path, msgspec.structs.replace(lab, tasks=before), tmp_path / "then.zip")
+    pack(ROOT, lab, tmp_path / "now.zip")
+    then, now = (read_submission(tmp_path / f"{name}.zip", lab) for name in ("then", "now"))
+    assert list(then.regions) == lab.ids, "a submission names tasks, and no file"
+    assert (then.regions, then.messages) == (now.regions, [])
 
 
 @pytest.mark.quick
