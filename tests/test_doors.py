@@ -45,7 +45,7 @@ WALKS = {
     "the Mooncake API": ("store/mooncake_store/api.py", "class MooncakeDistributedStore"),
     "the SSD tier": ("store/ssd/tier.py", "class HDF5Tier"),
     "the starter of clusters": ("mooncake_lite/launch/serve_child.py", "class Cluster"),
-    "a lab's tests": ("tests/labs/lab02/test_2b_chained_keys.py", "def test_"),
+    "a lab's tests": ("tutorials/labs/02_blocks_and_prefixes/tests_02/test_2b_chained_keys.py", "def test_"),
     "the naive form of decode attention": ("kernels_numba/attention/attention_decode.py", "def decode_v0"),
 }
 """what a newcomer looks for -> (its file, what is in it)."""
