@@ -87,10 +87,7 @@ def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) 
         bench = Bench(root, lab, Path(folder))
         tests = [name for name in tracked_files(root) if name == CONFTEST or name.startswith(f"{lab.tests}/")]
         sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
-        for name in (*child_files(root, lab), *tests, *sheets):
-            (bench.tree / name).parent.mkdir(parents=True, exist_ok=True)
-            text = (root / name).read_text(encoding="utf-8")
-            (bench.tree / name).write_text(regions.without_marks(text) if name.endswith(".py") else text)
+        copied(root, bench.tree, (*child_files(root, lab), *tests, *sheets), {})
         for rule in rules:
             began = time.monotonic()
             problems = list(rule(bench))
@@ -285,7 +282,7 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
     full = sum(task.points.total for task in lab.tasks)
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         clean = Path(folder) / "clean"
-        copied(bench.root, clean, list(child_files(bench.root, lab)), lab)
+        copied(bench.root, clean, child_files(bench.root, lab), lab.files)
         grader = Grader(root=bench.root, lab=lab, clean=clean, seeds=SEEDS, level=level, check_names=False)
         for number, name in enumerate(HOSTILE):
             task = lab.tasks[number % len(lab.tasks)]

@@ -191,7 +191,7 @@ def grade_folder(
     if sandbox.CANNOT_PROMISE[level]:
         warn(f"without namespaces {sandbox.CANNOT_PROMISE[level]}")
     with tempfile.TemporaryDirectory(prefix="mlab") as clean:
-        copied(root, Path(clean), list(child_files(root, lab)), lab)
+        copied(root, Path(clean), child_files(root, lab), lab.files)
         seeds = {"public": public_seed(seed), "private": private_seed(seed)}
         grader = Grader(
             root=root, lab=lab, clean=Path(clean), seeds=seeds, level=level, check_names=check_names

@@ -43,7 +43,7 @@ def release(root: Path, lab: Lab, class_name: str, seed: str, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     try:
         names = [name for name in tracked_files(root) if _belongs(name, lab)]
-        copied(root, out, names, lab)
+        copied(root, out, names, lab.files)
         _write_variant(root, lab, class_name, seed, out)
         if found := leaks(out, solutions(root, lab)):
             raise LabError(f"lines of a solution survive in {', '.join(found)}; change these files")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from mooncake_lite.errors import LabError
@@ -54,13 +54,16 @@ def _left_out(name: str) -> bool:
     return name.endswith(_NEVER) or "__pycache__/" in name
 
 
-def copied(root: Path, into: Path, names: list[str], lab: Lab) -> None:
-    """Copy files into another tree, with stubs for the lab's regions and without any marks."""
+def copied(root: Path, into: Path, names: Iterable[str], stubs: Mapping[str, Mapping[str, str]]) -> None:
+    """Copy files into another tree, without any marks.
+
+    stubs   {file: {function: task}} of regions that become stubs, as `Lab.files`
+    """
     for name in names:
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".py"):
             text = (root / name).read_text(encoding="utf-8")
-            (into / name).write_text(stripped(text, lab.files.get(name, {})), encoding="utf-8")
+            (into / name).write_text(stripped(text, stubs.get(name, {})), encoding="utf-8")
         else:
             shutil.copy(root / name, into / name)
 

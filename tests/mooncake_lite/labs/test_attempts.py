@@ -49,7 +49,7 @@ def graders(tmp_path_factory: pytest.TempPathFactory) -> Graders:
     @cache
     def made(number: int) -> Grader:
         clean, lab = tmp_path_factory.mktemp("clean"), lab_in(ROOT, number)
-        copied(ROOT, clean, list(child_files(ROOT, lab)), lab)
+        copied(ROOT, clean, child_files(ROOT, lab), lab.files)
         return Grader(root=ROOT, lab=lab, clean=clean, seeds=seeds("attempts"), level="none")
 
     return made
