@@ -7,6 +7,7 @@ docs/explain/model.md.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -64,14 +65,7 @@ def measured_paths(alike: Sequence[Projection]) -> Paths:
 
 def _last(limits: Sequence[int], holds: Callable[[int], bool]) -> int:
     """The largest of `limits` for which `holds`: it is true up to some limit, and for the first one."""
-    true, false = 0, len(limits)
-    while false - true > 1:
-        middle = (true + false) // 2
-        if holds(limits[middle]):
-            true = middle
-        else:
-            false = middle
-    return limits[true]
+    return limits[bisect_left(limits, True, 1, key=lambda limit: not holds(limit)) - 1]
 
 
 def _wins(projections: Sequence[Projection], rows: int, ours: Family, theirs: Family) -> bool:

@@ -8,6 +8,7 @@ outside its folder.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from importlib.resources import files
 
@@ -30,11 +31,5 @@ def shorten(text: str, limit_tokens: int, count_tokens: Callable[[str], int]) ->
                    has fewer tokens by more than a few, which a binary search tolerates.
     """
     ends = [match.end() for match in re.finditer(r"\S+", text)]
-    low, high = 0, len(ends)  # the first `low` words fit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count_tokens(text[: ends[middle - 1]]) <= limit_tokens:
-            low = middle
-        else:
-            high = middle - 1
-    return text[: ends[low - 1]] if low else ""
+    fitting = bisect_right(ends, limit_tokens, key=lambda end: count_tokens(text[:end]))
+    return text[: ends[fitting - 1]] if fitting else ""
