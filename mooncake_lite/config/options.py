@@ -6,6 +6,7 @@ Used by commands. Knows none of them. Explained in docs/reference/cli.md.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ API_KEY = click.option(
     "--api-key", envvar="MOONCAKE_LITE_API_KEY", default=None, help="Also MOONCAKE_LITE_API_KEY."
 )
 OUT_FILE = OutFile(dir_okay=False, path_type=Path)
+
+Command = Callable[..., None]
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds these options to a command, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def write_out(option: str, path: Path, content: bytes) -> None:

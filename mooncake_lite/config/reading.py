@@ -20,7 +20,7 @@ import msgspec
 from mooncake_lite.config.modes import BY_MODE, ROLES
 from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.config.service_classes import TABLES
+from mooncake_lite.config.service_classes import TABLES, hint
 from mooncake_lite.errors import ConfigError
 
 T = TypeVar("T")
@@ -112,14 +112,12 @@ def _shown(name: str, value: Any) -> str:
 def _unknown(name: str, value: Any, known: list[str]) -> str:
     if isinstance(value, dict):
         near = difflib.get_close_matches(name, TABLES, n=1)
-        hint = (
+        fix = (
             f"did you mean [{near[0]}.NAME]?" if near else "write the keys without a table, or under [serve]"
         )
-        return f"unknown {_shown(name, value)}; {hint}"
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    return f"unknown {_shown(name, value)}; " + (
-        f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    )
+    else:
+        fix = hint(name.replace("-", "_"), known)
+    return f"unknown {_shown(name, value)}; {fix}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

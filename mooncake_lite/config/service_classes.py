@@ -71,6 +71,12 @@ def parse_tenants(text: str, classes: Sequence[ServiceClass], api_key: str) -> l
     return tenants
 
 
+def hint(name: str, known: Collection[str]) -> str:
+    """Return what to write in place of an unknown key: the nearest one, or any that is known."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+
+
 def _class(name: str, table: Any) -> ServiceClass:
     checked = _checked(f"[classes.{name}]", table, _CLASS_KEYS)
     for key, value in checked.items():
@@ -103,9 +109,7 @@ def _checked(where: str, table: Any, known: Collection[str]) -> Mapping[str, Any
     found = {name.replace("-", "_"): value for name, value in table.items()}
     for name in found:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {name!r}; {hint}")
+            raise ConfigError(f"{where}: unknown key {name!r}; {hint(name, known)}")
     return found
 
 

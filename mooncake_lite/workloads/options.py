@@ -5,13 +5,13 @@ Used by `replay` and `simulate cluster`. Explained in docs/how-to/replay-a-trace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mooncake_lite.config.options import NumberRange
+from mooncake_lite.config.options import NumberRange, with_options
 from mooncake_lite.workloads.rescale import divided, sped, spread
 from mooncake_lite.workloads.traces import Trace, read_trace
 
@@ -22,7 +22,7 @@ DIVIDE_LENGTHS = click.option(
     help="Divide the lengths of prompts and answers: 1, 2, 4 ... 512. Shared prefixes stay shared.",
 )  # fmt: skip
 
-OPTIONS = (
+trace_options = with_options(
     click.option("--slo-ttft-ms", type=POSITIVE, default=30_000.0, show_default=True, help="Limit on TTFT."),
     click.option(
         "--slo-tbt-ms", type=POSITIVE, default=100.0, show_default=True,
@@ -34,13 +34,7 @@ OPTIONS = (
     click.option("--limit-requests", type=click.IntRange(1), help="Play the first requests alone."),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True),
 )  # fmt: skip
-
-
-def trace_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say what is played, how fast, and what is within the limits."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+"""Adds the options that say what is played, how fast, and what is within the limits."""
 
 
 def chosen_trace(path: Path, words: Mapping[str, Any]) -> Trace:
