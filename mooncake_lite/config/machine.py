@@ -115,10 +115,14 @@ def commit() -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def now() -> str:
+    """Return the date and time, in UTC, as files of results have it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def signed(measured_on: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return what was measured, with the date, the commit and the machine. measured_on: see `machine`."""
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"date": date, "machine": measured_on, "commit": commit(), **found}
+    return {"date": now(), "machine": measured_on, "commit": commit(), **found}
 
 
 def find_mpirun() -> Path:

@@ -64,10 +64,8 @@ def generate(
     check_batch_invariant(batch_invariant, dtype, device)
 
     from mooncake_lite.config.machine import usable_cores
-    from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
-    from mooncake_lite.engine.local import generate_all, use_threads
+    from mooncake_lite.engine.local import generate_all, load_visibly
     from mooncake_lite.messages import Sampling
-    from mooncake_lite.model.forward import load_model
     from mooncake_lite.model.progress import resolve_visibly
     from mooncake_lite.model.tokenizer import load_tokenizer
 
@@ -77,11 +75,8 @@ def generate(
     prompt_ids = tokenizer.encode(text, add_special_tokens=raw)
     if not prompt_ids:
         raise ConfigError("the prompt is empty; give at least one token")
-    use_threads(usable_cores())
-    if use := kernel_use(folder, dtype, device, weights):
-        with console_compiling() as report:
-            compile_with_helpers(use, report, helpers=usable_cores() - 1)
-    model = load_model(folder, dtype, device, weights, batch_invariant)
+    cores = usable_cores()
+    model = load_visibly(folder, dtype, device, weights, cores, batch_invariant=batch_invariant)
     seed = secrets.randbits(63) if seed is None else seed
     sampling = Sampling(temperature, top_p, top_k, seed)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
+from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.serve import PAGE_TOKENS
+from mooncake_lite.engine import compiling
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.errors import ClusterError, ConfigError
 from mooncake_lite.messages import Sampling
+from mooncake_lite.model import forward
+from mooncake_lite.model.config import DType
 from mooncake_lite.model.forward import Model
 from scheduler import instance
 from scheduler.instance.outcomes import Failed, Token
@@ -58,6 +63,26 @@ def generate_all(
                 yield int(outcome.job[0]), outcome.token
             elif isinstance(outcome, Failed):
                 raise ClusterError(f"the request failed: {outcome.reason}")
+
+
+def load_visibly(
+    folder: Path,
+    dtype: DType,
+    device: str,
+    weights: str,
+    threads: int,
+    codec: str | None = None,
+    batch_invariant: bool = False,
+) -> Model:
+    """Load a model that computes with that many threads; show what is compiled before. See `load_model`.
+
+    codec   of the pool's blocks, None where no blocks are moved
+    """
+    use_threads(threads)
+    if use := compiling.kernel_use(folder, dtype, device, weights, codec):
+        with compiling.console_compiling() as report:
+            compiling.compile_with_helpers(use, report, helpers=usable_cores() - 1)
+    return forward.load_model(folder, dtype, device, weights, batch_invariant)
 
 
 def use_threads(count: int) -> None:

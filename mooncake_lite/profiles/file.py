@@ -14,11 +14,11 @@ import msgspec
 import xxhash
 
 from mooncake_lite.config.files import replace_file
-from mooncake_lite.config.machine import machine
+from mooncake_lite.config.machine import machine, now
 from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.config import ITEMSIZE, ModelConfig
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad
 from mooncake_lite.profiles.fit import FitError, MeasuredPass, MeasuredPrompt
 from scheduler.costs import PrefillCost
@@ -181,6 +181,13 @@ class Profile(msgspec.Struct, frozen=True):
         """Return a copy with a section added or replaced."""
         raw = msgspec.Raw(msgspec.json.encode(section))
         return msgspec.structs.replace(self, sections={**self.sections, name: raw})
+
+
+def new_profile(name: str, sizes: ModelConfig, dtype: str, sections: dict[str, msgspec.Raw]) -> Profile:
+    """Return a profile of a model on this machine, with these sections, made now."""
+    kv = [sizes.layers, sizes.kv_heads, sizes.head_dim, ITEMSIZE[dtype]]
+    model = ProfiledModel(name, model_fingerprint(sizes), kv)
+    return Profile(VERSION, model, machine(), now(), sections)
 
 
 def model_fingerprint(model: ModelConfig) -> str:

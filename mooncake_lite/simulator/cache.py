@@ -6,7 +6,6 @@ Explained in docs/explain/eviction.md.
 
 from __future__ import annotations
 
-import datetime
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import click
 
+from mooncake_lite.config.machine import now
 from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.figure import check_plot, draw
@@ -94,7 +94,7 @@ def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_f
     whole = workloads[ALL]
     if json_file is not None:
         result = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "date": now(),
             "trace": trace.name,
             "requests": len(read.requests),
             "references": whole.references,

@@ -6,7 +6,6 @@ Mounted by `simulator/command.py`. Checks options and shows results; the experim
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Collection
 from math import isfinite
@@ -15,7 +14,8 @@ from typing import Any
 
 import click
 
-from mooncake_lite.config.options import OUT_FILE, write_out
+from mooncake_lite.config.machine import now
+from mooncake_lite.config.options import OUT_FILE, Command, with_options, write_out
 from mooncake_lite.config.progress import counted, plain_table, wide_console
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import named_profile
@@ -32,13 +32,11 @@ PROFILE = "LLaMA3-70B-8xA800"
 MOST = 1_000
 """Most nodes of a kind, and most seeds."""
 
-Command = Callable[..., None]
-
 
 def _options(prefills: int, decodes: int) -> Callable[[Command], Command]:
     """Add the options that both commands have."""
     count = click.IntRange(1, MOST)
-    options = [
+    return with_options(
         click.option(
             "--seeds", default=10, show_default=True, type=count, help="Runs of each, with other requests."
         ),
@@ -53,14 +51,7 @@ def _options(prefills: int, decodes: int) -> Callable[[Command], Command]:
         click.option("--decodes", default=decodes, show_default=True, type=count, help="Nodes that decode."),
         click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file."),
         click.option("--plot", "plot_file", type=OUT_FILE, help="Draw the result, .svg or .png."),
-    ]  # fmt: skip
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    )  # fmt: skip
 
 
 @click.command()
@@ -177,7 +168,7 @@ def save(file: Path | None, result: dict[str, Any], requests: int, prefills: int
     """Write a result as JSON, with the date, the profile and the cluster; without a file, write nothing."""
     if file is not None:
         about = {
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "date": now(),
             "profile": PROFILE,
             "requests": requests,
             "prefills": prefills,

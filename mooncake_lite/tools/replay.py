@@ -7,7 +7,6 @@ Explained in docs/how-to/replay-a-trace.md.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import click
 import httpx
 import msgspec
 
+from mooncake_lite.config.machine import now
 from mooncake_lite.config.options import API_KEY, OUT_FILE, URL, write_out
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ClusterError
@@ -95,7 +95,7 @@ def result_of(played: Sequence[Played], slo_ttft_s: float, slo_tbt_s: float) -> 
     cached = [one.cached_tokens for one in counted_ones if one.cached_tokens is not None]
     late_s = [one.late_s for one in played]
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         **summary([one.record for one in played], slo_ttft_s, slo_tbt_s),
         "hit_rate": {"all": sum(cached) / told if cached and told else None},
         "prompt_tokens": {"wanted": sum(one.request.input_length for one in counted_ones), "counted": told},

@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from mooncake_lite.config.machine import usable_cores
-from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
-from mooncake_lite.engine.local import generate_all, use_threads
+from mooncake_lite.engine.local import generate_all, load_visibly
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.messages import Sampling
-from mooncake_lite.model.forward import Model, load_model
+from mooncake_lite.model.forward import Model
 from mooncake_lite.tools.bench.peers import Worker, interpreter_with
 from mooncake_lite.tools.bench.result import Side
 from scheduler.instance import Limits
@@ -54,11 +53,7 @@ class Ours:
     """The model of a folder, warm: blocks as published for a few tokens, where the folder has them."""
 
     def __init__(self, folder: Path) -> None:
-        use_threads(THREADS)
-        if use := kernel_use(folder, "float32", "cpu", "auto"):
-            with console_compiling() as report:
-                compile_with_helpers(use, report, helpers=usable_cores() - 1)
-        self.model: Model = load_model(folder)
+        self.model: Model = load_visibly(folder, "float32", "cpu", "auto", THREADS)
         self.answer(WARM_UP, 2)
 
     def prompts(self, count: int, tokens: int) -> Prompts:

@@ -5,9 +5,8 @@ Mounted by `mooncake_lite.cli`. Explained in docs/how-to/run-many-ranks.md.
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
@@ -66,14 +65,16 @@ def profile(
     from mooncake_lite.config.machine import usable_cores
     from mooncake_lite.model.config import load_config
     from mooncake_lite.model.progress import resolve_visibly
-    from mooncake_lite.profiles.file import EngineUsed, write_profile
+    from mooncake_lite.profiles.file import EngineUsed, new_profile, write_profile
 
     folder = resolve_visibly(model)
     sizes = load_config(folder)
     before = _existing(out, sizes, folder.name)
     used = EngineUsed(dtype, device, weights, threads or usable_cores())
     sections = _measured(folder, sizes, used, quick, time_scale, out.absolute().parent)
-    made = _updated(before, sizes, folder.name, dtype, sections)
+    made = new_profile(folder.name, sizes, dtype, before.sections if before else {})
+    for section, content in sections.items():
+        made = made.with_section(section, content)
     write_profile(out, made)
     _show(made)
     if plot is not None:
@@ -95,21 +96,6 @@ def _existing(out: Path, sizes: ModelConfig, name: str) -> Profile | None:
             f"out={str(out)!r} is a profile of {before.model.name}, not of {name}; choose another file"
         )
     return before
-
-
-def _updated(
-    before: Profile | None, sizes: ModelConfig, name: str, dtype: str, sections: dict[str, msgspec.Struct]
-) -> Profile:
-    from mooncake_lite.config.machine import machine
-    from mooncake_lite.profiles.file import VERSION, Profile, ProfiledModel, model_fingerprint
-
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    kv = [sizes.layers, sizes.kv_heads, sizes.head_dim, 4 if dtype == "float32" else 2]
-    model = ProfiledModel(name, model_fingerprint(sizes), kv)
-    made = Profile(VERSION, model, machine(), date, before.sections if before else {})
-    for section, content in sections.items():
-        made = made.with_section(section, content)
-    return made
 
 
 def _measured(
@@ -145,17 +131,12 @@ def _measured(
 
 def _engine(folder: Path, used: EngineUsed, pages: int) -> Engine:
     """Load the model as `generate` does, with its kernels compiled."""
-    from mooncake_lite.engine.compiling import compile_with_helpers, console_compiling, kernel_use
     from mooncake_lite.engine.engine import Engine
-    from mooncake_lite.engine.local import BLOCK_TOKENS, use_threads
+    from mooncake_lite.engine.local import BLOCK_TOKENS, load_visibly
     from mooncake_lite.engine.warm import warm_up
-    from mooncake_lite.model.forward import load_model
 
-    use_threads(used.threads)
-    if use := kernel_use(folder, used.dtype, used.device, used.weights, "none"):  # type: ignore[arg-type]
-        with console_compiling() as report:
-            compile_with_helpers(use, report, helpers=used.threads - 1)
-    model = load_model(folder, used.dtype, used.device, used.weights)  # type: ignore[arg-type]
+    dtype: Any = used.dtype
+    model = load_visibly(folder, dtype, used.device, used.weights, used.threads, "none")
     engine = Engine(model, pages, BLOCK_TOKENS)
     warm_up(engine)
     return engine

@@ -5,24 +5,20 @@ Called by `mooncake-lite profile`, and by `bench simulator`. Explained in docs/e
 
 from __future__ import annotations
 
-import datetime
 import random
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from mooncake_lite.config.machine import machine
 from mooncake_lite.errors import ClusterError
 from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad, PassTerms
 from mooncake_lite.profiles.file import (
-    VERSION,
     ComputeSection,
     EngineUsed,
     OverheadsSection,
     Profile,
-    ProfiledModel,
-    model_fingerprint,
+    new_profile,
 )
 from mooncake_lite.profiles.fit import MeasuredPass
 from mooncake_lite.tools.bench.cluster import FOUR_RANKS, Ask, Reply, answers, started
@@ -53,13 +49,9 @@ def measure_overheads(folder: Path, tell: Callable[[str], None]) -> OverheadsSec
 
 def sleeping_profile(folder: Path) -> Profile:
     """Return the profile of ranks that sleep, for a model."""
-    sizes = load_config(folder)
-    kv = [sizes.layers, sizes.kv_heads, sizes.head_dim, 4]
-    model = ProfiledModel(folder.name, model_fingerprint(sizes), kv)
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     covers = [MeasuredPass(BEYOND, COST.seconds(BEYOND))]
     compute = ComputeSection(EngineUsed("float32", "cpu", "auto", 1), COST, {}, covers)
-    return Profile(VERSION, model, machine(), date, {}).with_section("compute", compute)
+    return new_profile(folder.name, load_config(folder), "float32", {}).with_section("compute", compute)
 
 
 def overheads_of(port: int, vocab_size: int) -> OverheadsSection:
