@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import scheduler as s
 from scheduler.placement import POLICIES
+from tests.python import printed_by
 from tests.scheduler.cluster import BLOCK_TOKENS, NO_TERMS, POLICY, choose, cluster, placed, request, started
 
 pytestmark = pytest.mark.quick
@@ -192,20 +189,8 @@ def test_the_first_row_of_the_explanation_is_the_choice_and_its_terms(seed: int,
 
 
 def test_the_same_history_gives_the_same_answers_in_every_process() -> None:
-    def answers(hash_seed: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.scheduler.history"],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            cwd=Path(__file__).resolve().parents[2],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return done.stdout
-
-    found = answers("1")
-    assert found == answers("2")
+    found, again = (printed_by("-m", "tests.scheduler.history", PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert found == again
     for kind in ("Placement", "Wait", "Rejection", "the predicted wait is", "requests are waiting"):
         assert kind in found, kind
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from scheduler.instance import JobId, pages_for
 from scheduler.instance.step import Chunk, Draw
 from store.layout import BlockLayout
 from tests import emulation
+from tests.python import python
 
 pytestmark = pytest.mark.quick
 
@@ -243,7 +242,5 @@ print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "numba", 
 def test_no_process_of_an_emulated_cluster_imports_torch_or_kernels(tmp_path: Path) -> None:
     folder = emulation.model_folder(tmp_path / "model")
     arguments = [str(folder), str(emulation.profile_file(folder)), str(tmp_path / "tier")]
-    done = subprocess.run(
-        [sys.executable, "-c", RANK, *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
-    )
+    done = python("-c", RANK, *arguments)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")

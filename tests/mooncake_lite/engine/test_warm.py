@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.mooncake_lite.model.conftest import tiny_model
+from tests.python import printed_by
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,12 +62,5 @@ def test_after_compiling_ahead_neither_the_warm_up_nor_a_request_compiles(
     dtype: str, codec: str, tmp_path: Path
 ) -> None:
     tiny_model("llama", tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), dtype, codec],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "True 0 0"
+    lines = printed_by("-c", PROGRAM, str(tmp_path), dtype, codec, limit_s=240).splitlines()
+    assert lines[-1] == "True 0 0"

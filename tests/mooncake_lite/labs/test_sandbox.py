@@ -27,6 +27,7 @@ from tests.mooncake_lite.labs.elsewhere import python_as
 from tests.mooncake_lite.labs.trees import ROOT, sandboxed
 from tests.mpi import find_mpirun
 from tests.patience import patient, wait_until
+from tests.python import printed_by
 
 LIMITS = Limits(seconds=60, cpu_s=2, memory_mb=256, tasks=12)
 
@@ -315,10 +316,7 @@ def test_a_graded_child_loads_neither_torch_nor_mpi(lab: Lab) -> None:
         f"assert load('{lab.folder}/drive.py')\n"
         "print({'torch', 'mpi4py'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("set()\n", "")
+    assert printed_by("-c", program) == "set()\n"
 
 
 @needs_sandbox

@@ -15,6 +15,7 @@ from mooncake_lite.launch.child import start_child
 from mooncake_lite.launch.place import Place, world_from_environment
 from mooncake_lite.launch.rank_process import MPIRUN_PID
 from tests.patience import wait_until
+from tests.python import printed_by, python
 
 pytestmark = pytest.mark.quick
 
@@ -22,13 +23,7 @@ pytestmark = pytest.mark.quick
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A program in a child process, with everything of rank_process imported."""
     source = f"import os, signal, sys, time\nfrom mooncake_lite.launch.rank_process import *\n{program}"
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return python("-c", source, **environment)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +88,8 @@ def test_printing_to_nobody_does_not_end_the_clean_up() -> None:
 
 
 def test_a_process_whose_mpirun_died_before_it_could_ask_ends_by_sigterm() -> None:
-    gone = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    )
-    done = run("die_with_parent(); print('still here')", **{MPIRUN_PID: gone.stdout.strip()})
+    gone = printed_by("-c", "import os; print(os.getpid())").strip()
+    done = run("die_with_parent(); print('still here')", **{MPIRUN_PID: gone})
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 

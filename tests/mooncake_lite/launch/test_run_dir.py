@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from mooncake_lite.launch.rank_process import RankFile
 from mooncake_lite.launch.run_dir import RunDir, bases, remove_segments, sweep
 from mooncake_lite.ranks.process import RankProcess
 from tests.patience import wait_until
+from tests.python import printed_by
 
 pytestmark = pytest.mark.quick
 
@@ -221,9 +221,8 @@ def test_writing_a_rank_file_survives_the_end_of_the_folder() -> None:
 
 def test_bases_are_the_runtime_folder_then_tmpdir_then_tmp(tmp_path: Path) -> None:
     program = "from mooncake_lite.launch.run_dir import bases; print(*bases())"
-    environment = {**os.environ, "XDG_RUNTIME_DIR": "relative", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == [str(tmp_path), "/tmp"]
+    printed = printed_by("-c", program, XDG_RUNTIME_DIR="relative", TMPDIR=str(tmp_path))
+    assert printed.split() == [str(tmp_path), "/tmp"]
     assert bases()[-1] == Path("/tmp")
 
 

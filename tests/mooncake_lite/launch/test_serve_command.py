@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +14,7 @@ from mooncake_lite.config.reading import help_texts
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.launch.mpirun import SECRETS, dry_run, mpirun_environment, mpirun_line, rank_flags
 from mooncake_lite.serve_command import build_config
+from tests.python import python
 
 pytestmark = pytest.mark.quick
 
@@ -176,9 +174,8 @@ def test_a_wrong_file_is_named(
 def test_wrong_role_counts_are_told_once_and_every_rank_ends_with_2() -> None:
     said = []
     for rank in ("0", "1", "2"):
-        environment = {**os.environ, "OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "3"}
-        command = [sys.executable, "-m", "mooncake_lite", "serve"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        world = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "3"}
+        done = python("-m", "mooncake_lite", "serve", **world)
         assert done.returncode == 2
         said.append(done.stderr)
     assert said[1:] == ["", ""]
@@ -212,7 +209,7 @@ def test_help_answers_in_a_third_of_a_second_and_loads_nothing_heavy() -> None:
     best = 9.0
     for _ in range(3):  # the least of three, of a core's time: others may be using this machine
         before = children_s()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        done = python("-c", program)
         best = min(best, children_s() - before)
     assert done.stderr.strip() == "set()"
     assert best < 0.35

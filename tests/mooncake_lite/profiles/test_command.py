@@ -16,6 +16,7 @@ from mooncake_lite.model.config import load_config
 from mooncake_lite.profiles.file import read_profile
 from tests import emulation
 from tests.cluster.tiny import tiny_folder
+from tests.python import python
 
 PROFILE = [sys.executable, "-m", "mooncake_lite", "profile"]
 
@@ -76,8 +77,7 @@ main(sys.argv[1:])
 def test_threads_are_limited_before_torch_is_imported(tmp_path: Path) -> None:
     folder = emulation.model_folder(tmp_path / "model")
     arguments = ["profile", str(folder), "--out", str(tmp_path / "out"), "--threads", "1"]
-    command = [sys.executable, "-c", TOLD_BEFORE_TORCH, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = python("-c", TOLD_BEFORE_TORCH, *arguments)
     assert done.stderr.splitlines()[-1] == "told 1, torch is loaded: False"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from itertools import combinations, takewhile
 
 import pytest
@@ -18,6 +16,7 @@ from mooncake_lite.workloads.rescale import divided
 from mooncake_lite.workloads.text import WORDS, check_distinct, prompt_of, text_of_block
 from mooncake_lite.workloads.traces import Trace, TraceRequest
 from tests.mooncake_lite.workloads.made import made_trace
+from tests.python import printed_by
 
 IDS = st.integers(0, 2**63 - 1)
 
@@ -40,13 +39,8 @@ def test_a_short_block_tells_as_many_ids_as_it_can() -> None:
 @pytest.mark.quick
 def test_every_process_makes_the_same_text() -> None:
     program = "from mooncake_lite.workloads.text import text_of_block; print(text_of_block(182790, 40))"
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert texts == {f"{text_of_block(182790, 40)}\n".encode()}
+    texts = {printed_by("-c", program, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert texts == {f"{text_of_block(182790, 40)}\n"}
     assert text_of_block(182790, 9) == " by each in of of of of of game"
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain, PrefixCache
+from tests.python import printed_by
 from tests.scheduler.instance.prefix_books import FORMS, Books
 
 pytestmark = pytest.mark.quick
@@ -188,17 +186,7 @@ for form, unit in FORMS.values():
 
 
 def test_the_choice_of_pages_depends_on_no_random_hash() -> None:
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", SCENE],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for seed in ("1", "2")
-    }
+    said = {printed_by("-c", SCENE, PYTHONHASHSEED=seed) for seed in ("1", "2")}
     assert len(said) == 1
     assert said.pop().count("\n") == 90
 
