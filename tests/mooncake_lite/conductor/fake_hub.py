@@ -72,3 +72,17 @@ def new_role(
     at = list(nodes) or [0] * config.ranks
     decides = control_config(config, layout, at, **more)
     return ConductorRole(config, hub, decides, clock=clock)  # type: ignore[arg-type]
+
+
+class Playable:
+    """What a test tells a conductor role. A class that inherits makes the role and its hub."""
+
+    hub: FakeHub
+    role: ConductorRole
+
+    def tell(self, peer: str, message: m.Message) -> list[Any]:
+        """Deliver one message; what was sent because of it. The books are checked every time."""
+        before = len(self.hub.sent)
+        self.role.step([(peer, message)])
+        self.role.control.check()
+        return [sent for _, sent in self.hub.sent[before:]]

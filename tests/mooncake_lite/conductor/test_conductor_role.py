@@ -15,7 +15,7 @@ from mooncake_lite.messages.pool import PoolProgress
 from store.keys import block_digests, prefix_keys
 from store.layout import BlockLayout
 from store.policies.sieve import SIEVE
-from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, Playable, new_role
 from tests.mooncake_lite.conductor.wording import BLOCK, SUMS, kind, left, prefilled, submit
 from transport.wire import DEFAULT_MAX_BYTES
 
@@ -25,7 +25,7 @@ LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
 SEGMENT_GAUGES = ("pool_segment_bytes", "pool_segment_free_bytes", "pool_segment_blocks")
 
 
-class Cluster:
+class Cluster(Playable):
     """Rank 1 prefills and lends `lent` blocks, rank 2 decodes, rank 3 stores `blocks` blocks."""
 
     def __init__(
@@ -46,13 +46,6 @@ class Cluster:
         self.hub.sent.clear()
 
     digest_of: dict[int, int] = {}  # noqa: RUF012
-
-    def tell(self, peer: str, message: m.Message) -> list[Any]:
-        """Deliver one message; what was sent because of it. The books are checked every time."""
-        before = len(self.hub.sent)
-        self.role.step([(peer, message)])
-        self.role.control.check()
-        return [sent for _, sent in self.hub.sent[before:]]
 
     def later(self, seconds: float) -> list[Any]:
         """Let time pass; what was sent because of it."""

@@ -11,7 +11,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.messages.pool import PoolQuery
 from store.keys import prefix_keys
 from store.layout import BlockLayout
-from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, Playable, new_role
 from tests.mooncake_lite.conductor.wording import BLOCK, left, prefilled, submit
 
 pytestmark = pytest.mark.quick
@@ -20,7 +20,7 @@ LAYOUT = BlockLayout(2, 1, BLOCK, 8, 4)
 TOKENS = list(range(150))
 
 
-class Conductor:
+class Conductor(Playable):
     """A conductor whose ranks have all joined; ranks that lend have room for 8 blocks, store ranks too."""
 
     def __init__(self, **options: Any) -> None:
@@ -32,13 +32,6 @@ class Conductor:
             lends = role == "store" or (role == "decode" and self.config.mode == "split")
             if rank:
                 self.tell(f"rank-{rank}", m.RankHello(rank, role, 0, 8 * LAYOUT.nbytes * lends))
-
-    def tell(self, peer: str, message: m.Message) -> list[Any]:
-        """Deliver one message; what was sent because of it."""
-        before = len(self.hub.sent)
-        self.role.step([(peer, message)])
-        self.role.control.check()
-        return [sent for _, sent in self.hub.sent[before:]]
 
     def submit(self, name: str, salt: bytes = b"model") -> list[Any]:
         return self.tell("gateway-0", submit(name, TOKENS, salt))

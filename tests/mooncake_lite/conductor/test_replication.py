@@ -13,7 +13,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.ranks.store.loop import StoreRole
 from store.layout import BlockLayout
 from store.objects import Wanted
-from tests.mooncake_lite.conductor.fake_hub import FakeHub, new_role
+from tests.mooncake_lite.conductor.fake_hub import FakeHub, Playable, new_role
 from tests.mooncake_lite.conductor.wording import prefilled
 from tests.mooncake_lite.ranks.links import link_to
 
@@ -24,7 +24,7 @@ KEYS, DIGESTS = [5, 6], [50, 60]
 BLOCKS = [np.full(LAYOUT.nbytes, value, np.uint8) for value in (1, 2)]
 
 
-class Pair:
+class Pair(Playable):
     """Prefill rank 1 and store rank 4 on node 1; two blocks of a prompt in store rank 3 on node 0."""
 
     def __init__(self) -> None:
@@ -46,12 +46,6 @@ class Pair:
         for obj, block in zip(self.originals, BLOCKS):
             self.segments[3][obj.offset : obj.offset + obj.nbytes] = block
             self.directory.put_end(obj.object_id, LAYOUT.checksums(block), 0.0)
-
-    def tell(self, peer: str, message: m.Message) -> list[m.Message]:
-        before = len(self.hub.sent)
-        self.role.step([(peer, message)])
-        self.role.control.check()
-        return [sent for _, sent in self.hub.sent[before:]]
 
     def read(self, now: float) -> m.CopyBlocks | None:
         """A request of two blocks that ends with its first token; the copy that is ordered, if any."""
