@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -118,6 +119,16 @@ PICKLING_METHODS = {
     *("bcast", "gather", "scatter", "allgather", "alltoall", "reduce", "allreduce", "scan", "exscan"),
 }
 """mpi4py's lower-case methods pickle what they are given; the upper-case ones move buffers."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_garbage() -> Iterator[None]:
+    """Trees are large and have no cycles: look for none among them meanwhile, and let them go at the end."""
+    gc.disable()
+    yield
+    gc.enable()
+    for kept in (parsed, nodes, imported):
+        kept.cache_clear()
 
 
 @cache
