@@ -10,6 +10,7 @@ option all tests run as they stand in their files, and repeat themselves.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -94,6 +95,10 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                # torch cuts 42 off, and pytest goes to each of them six times a test
+                logger.propagate = True
 
 
 def examples(count: int) -> int:

@@ -6,7 +6,7 @@ naive twin of the cache, a dictionary from token ids to pages, says what must ha
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -175,14 +175,14 @@ class Books:
     def start(self, name: str, token_ids: list[int], salt: bytes | None = b"s") -> int | None:
         """Give a sequence its pages; the number of tokens that it shares, None if there are too few pages."""
         chain = self.chain(token_ids, salt)
-        before = copy.deepcopy((self.pages, self.prefix))
+        before = pickle.dumps((self.pages, self.prefix))
         most = len(token_ids) - 1
         matched = self.prefix.match(chain, token_ids, most)
         assert self.naive is None or matched == self.naive.match(salt, token_ids, most)
         self.waiting = [*self.waiting[-2:], Waiting(chain, token_ids, matched, self.pages.num_cached)]
         draft = PageDraft(self.pages, self.prefix)
         chosen = draft.keep_and_take(matched, self.pages.needed(len(token_ids)))
-        assert before == (self.pages, self.prefix), "a match or a draft has changed something"
+        assert pickle.loads(before) == (self.pages, self.prefix), "a match or a draft has changed something"
         if chosen is None:
             missing = self.pages.needed(len(token_ids)) - len(matched)
             idle = len(self.pages.idle.keys() - set(matched))
