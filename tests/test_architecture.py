@@ -127,7 +127,7 @@ def _without_garbage() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    for kept in (parsed, nodes, imported):
+    for kept in (parsed, sources, nodes, imported):
         kept.cache_clear()
 
 
@@ -136,11 +136,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def sources(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
+@cache
+def sources(*packages: str) -> list[tuple[Path, ast.Module]]:
     """(path, syntax tree) of every file of these packages."""
-    for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, parsed(path)
+    paths = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    return [(path, parsed(path)) for path in paths]
 
 
 LOOKED_AT = (ast.Import, ast.ImportFrom, ast.Call, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -209,7 +209,7 @@ def _room(name: str, rooms: Collection[str]) -> str:
 
 
 def test_every_package_has_files_to_check() -> None:
-    assert all(len(list(sources(package))) > 3 for package in MAY_IMPORT)
+    assert all(len(sources(package)) > 3 for package in MAY_IMPORT)
 
 
 def test_nobody_imports_upwards_with_dots_or_out_of_the_tests() -> None:
@@ -225,7 +225,7 @@ CYCLES_ALLOWED: dict[frozenset[str], str] = {}
 
 
 def test_the_fault_world_imports_the_system_and_nothing_else_of_the_tests() -> None:
-    assert len(list(sources(WORLDS))) > 3
+    assert len(sources(WORLDS)) > 3
     modules = {module for _, tree in sources(WORLDS) for module, _ in imported(tree)}
     ours = {module for module in modules if module.split(".")[0] == "tests"}
     assert {module for module in ours if not module.startswith("tests.worlds.")} == set()

@@ -6,7 +6,7 @@ Checked on syntax trees, over the roots below and every file of ours that they i
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -173,15 +173,16 @@ def file_of(module: str) -> Path | None:
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
-def pure_files() -> Iterator[tuple[Path, Findings]]:
+@cache
+def pure_files() -> list[tuple[Path, Findings]]:
     """(path, findings) of the roots, of all that they import, and of the packages that those lie in."""
     waiting = [path for root in PURE_ROOTS for path in sorted((ROOT / root).rglob("*.py"))]
     waiting += [ROOT / root for root in PURE_ROOTS if root.endswith(".py")]
-    seen = set(waiting)
+    seen, files = set(waiting), []
     while waiting:
         path = waiting.pop()
         found = findings(path.read_text())
-        yield path, found
+        files.append((path, found))
         parts = path.relative_to(ROOT).parts[:-1]
         packages = [".".join(parts[: length + 1]) for length in range(len(parts))]
         for module in [*packages, *found.imports]:
@@ -189,6 +190,7 @@ def pure_files() -> Iterator[tuple[Path, Findings]]:
             if imported is not None and imported not in seen:
                 seen.add(imported)
                 waiting.append(imported)
+    return files
 
 
 def test_what_decides_reads_no_clock_no_socket_no_random_source_and_no_environment() -> None:

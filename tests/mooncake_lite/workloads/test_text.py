@@ -80,8 +80,9 @@ def test_short_blocks_differ_in_their_words_where_the_ids_of_their_prefixes_diff
         assert same_blocks(one.hash_ids, other.hash_ids) == same_blocks(one_text, other_text)
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize(("followers", "by", "most"), [(257, 512, 256), (65_537, 256, 128)])
+@pytest.mark.parametrize(
+    ("followers", "by", "most"), [pytest.param(257, 512, 256, marks=pytest.mark.quick), (65_537, 256, 128)]
+)
 def test_a_division_that_would_make_prompts_equal_is_refused_with_one_that_does_not(
     followers: int, by: int, most: int
 ) -> None:
