@@ -416,8 +416,7 @@ class Conductor:
         return None
 
     def _answer_command(self, effect: fx.AnswerCommand) -> None:
-        if (told := self._answers.answer(effect)) is not None:
-            self._send(*told, effect.command)
+        self._send(*self._answers.answer(effect), effect.command)
 
     def _abandon(self, command: int, sent: Sent, problem: str, now: float) -> None:
         """End a command whose answer cannot be sent."""

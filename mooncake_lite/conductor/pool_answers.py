@@ -55,10 +55,8 @@ class PoolAnswers:
             self._number, query.what, query.keys, path, query.force, query.hard, query.soft_s
         )
 
-    def answer(self, effect: fx.AnswerCommand) -> tuple[str, m.Message] | None:
-        """Return who asked for a command, and an answer; None for a command that was abandoned."""
-        if effect.command not in self._open:
-            return None
+    def answer(self, effect: fx.AnswerCommand) -> tuple[str, m.Message]:
+        """Return who asked for a command, and an answer. None follows one that could not be sent (`carry`)."""
         peer, query = self._open[effect.command]
         if effect.ended:
             del self._open[effect.command]
