@@ -89,14 +89,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("mistakes") / "tree"
     tree.mkdir()
     for path in ROOT.iterdir():
-        if path.name.startswith(".") or (path / "pyvenv.cfg").exists():
-            continue
-        if path.is_dir():
-            shutil.copytree(path, tree / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
+        if path.is_file() and path.name != ".git":
             shutil.copy(path, tree)
+        elif path.is_dir() and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():
+            shutil.copytree(path, tree / path.name, ignore=shutil.ignore_patterns("__pycache__"))
     done = run(tree, sorted({test for patch in PATCHES for test in read(patch).tests}))
-    assert done.returncode == 0, done.stdout
+    if done.returncode:
+        pytest.fail(f"without a mistake:\n{done.stdout[-4000:]}", pytrace=False)
     return tree
 
 
@@ -116,4 +115,4 @@ def test_its_tests_notice_a_mistake(soak: int, patch: Path, request: pytest.Fixt
     (tree / mistake.file).write_text(mistake.planted(text), encoding="utf-8")
     done = run(tree, mistake.tests)
     (tree / mistake.file).write_text(text, encoding="utf-8")
-    assert done.returncode == 1, f"{mistake.what}\nNo test notices it.\n{done.stdout}"
+    assert done.returncode == 1, f"{mistake.what}\nNo test notices it.\n{done.stdout[-4000:]}"
