@@ -7,15 +7,17 @@ import errno
 import os
 import resource
 import shutil
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from store.errors import BadBlock, BlockMissing, TierFolderError, TierWriteError
-from store.ssd.segment_file import HEADER_NBYTES
+from store.errors import BadBlock, BlockMissing, SegmentFileError, TierFolderError, TierWriteError
+from store.ssd.segment_file import HEADER_NBYTES, open_sealed
 from store.ssd.tier import HDF5Tier
 from store.ssd.tier_folder import TierFolder
 from tests.store.samples import SMALL, append, failing, fill, loaded, new_tier
@@ -150,6 +152,37 @@ def test_a_foreign_file_is_set_aside_whatever_it_is(tier_at, tmp_path, sealed) -
     assert tier.stats()["files_bad"] == 1
     tier.close()
     assert sealed.exists()
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "number", "says"),
+    [
+        (8, "<I", 9, "format version 9; this program reads 2"),
+        (24, "<Q", 0, "impossible sizes: 0 blocks"),
+        (32, "<Q", 1, "impossible sizes: 3 blocks of 1 B"),
+        (40, "<Q", 4095, "table 0 at 4095 lies outside the file"),
+        (72, "<I", 0, "impossible layout: layers=0"),
+        (92, "<I", 77, "impossible layout: codec 77 is unknown"),
+    ],
+)
+def test_a_header_that_says_what_cannot_be_is_refused_though_its_hash_is_right(
+    sealed, at: int, kind: str, number: int, says: str
+) -> None:
+    raw = bytearray(sealed.read_bytes())
+    struct.pack_into(kind, raw, at, number)
+    struct.pack_into("<Q", raw, 4088, xxh3_64_intdigest(raw[:4088]))
+    sealed.write_bytes(raw)
+    with pytest.raises(SegmentFileError, match=says):
+        open_sealed(sealed, 1)
+
+
+def test_blocks_that_overlap_are_refused(sealed) -> None:
+    raw = bytearray(sealed.read_bytes())
+    (table,) = struct.unpack_from("<Q", raw, 40)
+    raw[table + 8 : table + 16] = raw[table : table + 8]
+    sealed.write_bytes(raw)
+    with pytest.raises(SegmentFileError, match="blocks overlap"):
+        open_sealed(sealed, 1)
 
 
 def test_a_file_that_shrinks_while_it_is_served_is_a_miss(tier, tmp_path) -> None:
