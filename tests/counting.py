@@ -14,11 +14,14 @@ import os
 import re
 import resource
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import kernels_numba.runtime  # noqa: F401 - says where the cache is
 
 VARIABLE = "TEST_COUNTS"
 """Names the folder for the counts of a run, in the environment."""
@@ -31,13 +34,15 @@ KINDS = {
 }
 """What is counted -> what its command line looks like."""
 
-LIMITS = {"starts of clusters": 50, "gateway processes": 30, "lab interpreters": 50}
+COMPILED = "compiled kernels"
+LIMITS = {"starts of clusters": 47, "gateway processes": 30, "lab interpreters": 50, COMPILED: 320}
 """The most that one `make test` may start. Some starts of clusters are refused before there is a rank. What
 children start, and what warm.py of the labs forks, is not seen here."""
 
 SOAK = "only soak"
 CPU = "CPU seconds"
 
+_BEGAN = time.time()
 _counts: Counter[str] = Counter()
 _of_workers: Counter[str] = Counter()
 
@@ -80,14 +85,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(one.ru_utime + one.ru_stime for one in used)
-    counts = _counts + _of_workers + Counter({CPU: round(seconds)})
+    counts = _counts + _of_workers + Counter({COMPILED: _compiled(), CPU: round(seconds)})
     terminalreporter.write_line(_said(counts))
     if folder := os.environ.get(VARIABLE):
         (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(counts))
 
 
 def _said(counts: Counter[str]) -> str:
-    return "counted: " + ", ".join(f"{name} {counts[name]}" for name in (*KINDS, SOAK, CPU))
+    names = (*KINDS, COMPILED, SOAK, CPU)
+    return "counted: " + ", ".join(f"{name} {counts[name]}" for name in names)
+
+
+def _compiled() -> int:
+    """How many kernels have been compiled into the cache since then: Numba writes a file for each."""
+    files = Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbc")
+    return sum(path.stat().st_mtime >= _BEGAN for path in files)
 
 
 def main(folder: Path) -> int:

@@ -56,7 +56,7 @@ class PoolAnswers:
         )
 
     def answer(self, effect: fx.AnswerCommand) -> tuple[str, m.Message]:
-        """Return who asked for a command, and an answer. None follows one that could not be sent (`carry`)."""
+        """Return who asked for a command, and an answer. None follows one that could not be sent: `carry`."""
         peer, query = self._open[effect.command]
         if effect.ended:
             del self._open[effect.command]
