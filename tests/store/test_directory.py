@@ -306,8 +306,12 @@ def test_a_block_is_not_evicted_before_its_tier_has_it() -> None:
 
 
 def test_what_its_tier_dropped_may_go_and_is_counted() -> None:
-    directory = pool(1, tier=True)
+    directory = pool(2, tier=True)  # of a pool of one block nothing may be unsaved
     put(directory, 1)
+    directory.take_saves()
+    directory.allocate("w", BLOCK, now=0)
+    with pytest.raises(PoolFull):
+        put(directory, 2)
     directory.dropped(3, [1])
     put(directory, 2)
     assert keys_found(directory, [1]) == []
