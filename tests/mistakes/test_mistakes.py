@@ -1,7 +1,7 @@
 """Each patch in this folder puts one mistake into today's code, and the tests that it names fail then.
 
-`make soak` plants them, one after the other, in a copy of the tree. `pytest --soak 2 -k NAME tests/mistakes`
-plants one. A patch is a unified diff below a header:
+`make soak` plants them, one after the other, in a copy of the tree. Before that, the tests pass there.
+`pytest --soak 2 -k NAME tests/mistakes` plants one. A patch is a unified diff below a header:
 
     What: the mistake, in one sentence
     Mended by: the subject of the commit that mended it; none: it was planted by hand
@@ -85,7 +85,7 @@ def test_there_are_as_many_mistakes_as_the_page_says() -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree, in which all the tests that are named here pass."""
+    """A copy of the tree."""
     tree = tmp_path_factory.mktemp("mistakes") / "tree"
     tree.mkdir()
     for path in ROOT.iterdir():
@@ -93,9 +93,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(path, tree)
         elif path.is_dir() and not path.name.startswith(".") and not (path / "pyvenv.cfg").exists():
             shutil.copytree(path, tree / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-    done = run(tree, sorted({test for patch in PATCHES for test in read(patch).tests}))
-    if done.returncode:
-        pytest.fail(f"without a mistake:\n{done.stdout[-4000:]}", pytrace=False)
     return tree
 
 
@@ -111,8 +108,11 @@ def test_its_tests_notice_a_mistake(soak: int, patch: Path, request: pytest.Fixt
     if soak == 1:
         pytest.skip("plants mistakes one after the other; run by make soak")
     mistake, tree = read(patch), request.getfixturevalue("tree")
-    text = (ROOT / mistake.file).read_text(encoding="utf-8")
-    (tree / mistake.file).write_text(mistake.planted(text), encoding="utf-8")
+    file = tree / mistake.file
+    text = file.read_text(encoding="utf-8")
     done = run(tree, mistake.tests)
-    (tree / mistake.file).write_text(text, encoding="utf-8")
+    assert done.returncode == 0, f"without a mistake:\n{done.stdout[-4000:]}"
+    file.write_text(mistake.planted(text), encoding="utf-8")
+    done = run(tree, mistake.tests)
+    file.write_text(text, encoding="utf-8")
     assert done.returncode == 1, f"{mistake.what}\nNo test notices it.\n{done.stdout[-4000:]}"
