@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.commands import CHECKED_AT_ONCE
-from tests.mooncake_lite.control.plane import BLOCK, Plane, hash_free, only
+from store.objects import BlockRef, HeldBlock
+from tests.mooncake_lite.control.plane import BLOCK, LAYOUT, Plane, hash_free, only
 from tests.scheduler.cluster import runs
 
 pytestmark = pytest.mark.quick
@@ -39,3 +41,18 @@ def test_a_check_counts_the_blocks_that_went_before_their_turn() -> None:
     told = plane.on(ev.BlocksChecked(3, 0, rest.number, [True] * 3))
     answers = [(one.done, one.ended) for one in told if isinstance(one, fx.AnswerCommand)]
     assert answers == [(count, False), (0, True)]
+
+
+def test_a_new_conductor_has_blocks_saved_that_no_tier_has_yet() -> None:
+    roles, nbytes = ["steward", "prefill", "decode", "store"], LAYOUT.nbytes
+    config = ControlConfig(layout=(2, 1, BLOCK, 8, 4, "none"), roles=roles, nodes=[0] * 4, saves=True, term=1)
+    control = Control(config)
+    control.on(ev.GatewayReady("gateway-0"), 0.0)
+    for rank, duty in enumerate(roles[1:], 1):
+        has_tier = duty == "store"
+        control.on(ev.RankJoined(rank, 1, rank, (duty,), 0, 4, 8 * nbytes * has_tier, has_tier), 1.0)
+    control.on(ev.TierIndexed(3, 1, [1], [1], True), 1.0)
+    held = [
+        HeldBlock(BlockRef(key, 3, key * nbytes, nbytes), key, key, bytes(16), None, 0, 0) for key in (1, 2)
+    ]
+    assert only(fx.SaveBlocks, control.on(ev.Inventory(3, 1, held, True), 1.0)).keys == [2]
