@@ -215,6 +215,17 @@ def test_only_what_can_be_found_by_its_key_can_be_copied() -> None:
     assert directory.counters["digest_mismatches"] == 1
 
 
+def test_a_copy_evicts_no_block_that_was_used_lately() -> None:
+    directory = pool(8, 1)
+    put(directory, 7, rank=1)
+    put(directory, 8, now=10, rank=2)
+    with pytest.raises(PoolFull):
+        directory.replicate("copier", 7, 0, rank=2, now=15, until=20, idle_s=10)
+    assert there(directory, 8) == [8]
+    directory.replicate("copier", 7, 0, rank=2, now=21, until=30, idle_s=10)
+    assert there(directory, 8) == []
+
+
 def test_a_cold_copy_goes_before_older_blocks_and_the_last_copy_as_its_turn_comes() -> None:
     directory = pool(3, 8, copy_cold_s=60)
     for key in (1, 2, 7):
