@@ -10,6 +10,7 @@ import math
 import re
 import typing
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Literal
 
 from mooncake_lite.config.kv_events import kv_events_config
@@ -321,9 +322,8 @@ class ServeConfig:
 
     def _check_choices(self) -> None:
         """Raise ConfigError for a value that is none of its field's Literal."""
-        for name, hint in typing.get_type_hints(type(self)).items():
-            choices = typing.get_args(hint)
-            if typing.get_origin(hint) is Literal and getattr(self, name) not in choices:
+        for name, choices in _choices().items():
+            if getattr(self, name) not in choices:
                 wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
                 raise ConfigError(f"{name}={getattr(self, name)!r}: use {wanted}")
 
@@ -377,3 +377,10 @@ class ServeConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as TOML or JSON can hold them."""
         return asdict(self)
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Return {field: its choices} of those fields of ServeConfig that are a Literal."""
+    hints = typing.get_type_hints(ServeConfig)
+    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
