@@ -6,7 +6,7 @@ import pytest
 
 import scheduler as s
 from scheduler.line import FIRST, Line
-from scheduler.queues import QUEUES, QueueConfig
+from scheduler.queues import QUEUES, QueueConfig, fair
 from scheduler.queues.fair import FairShares
 from tests.scheduler.cluster import NO_TERMS
 
@@ -55,6 +55,19 @@ def served(queue: FairShares, jobs: list[tuple[int, str, float]]) -> list[tuple[
         queue.on_leave(wanted, started=True)
         done.append(job)
     return done
+
+
+def test_tenants_that_come_and_go_are_forgotten_once_their_service_is_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair, "MOST_FLOWS", 4)
+    queue = FairShares()
+    served(queue, [(0, "heavy", 1000.0)])
+    for number in range(20):
+        served(queue, [(0, f"t{number}", 1.0), (0, f"t{number}", 1.0)])
+    assert len(queue._flows) <= 5
+    jobs = [(0, "heavy", 1.0), (0, "new", 1.0)]
+    assert served(queue, jobs) == jobs[::-1], "the heavy one still has to make up for its service"
 
 
 def test_tenants_of_a_class_share_what_the_class_gets() -> None:
