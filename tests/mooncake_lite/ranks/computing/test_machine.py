@@ -385,13 +385,16 @@ def test_blocks_that_are_offered_have_the_keys_of_their_place_in_the_sequence() 
 
 
 @pytest.mark.parametrize("sharing", ["hash", "radix"])
-def test_a_rank_that_prefills_tells_which_blocks_its_pages_hold(sharing: str) -> None:
+def test_a_rank_that_prefills_tells_each_conductor_which_blocks_its_pages_hold(sharing: str) -> None:
     rank = Rank(PREFILL, sharing=sharing)
     tokens = [*range(9)]
     keys = prefix_keys(tokens, BLOCK, b"salt")
     rank.hear(prefill(tokens, [], store=3, keys=keys, salt=b"salt"))
     held = rank.until(m.PagesChanged)
     assert held == m.PagesChanged(2, 5, keys, [])
+    rank.until(m.PrefillEnded)
+    rank.hear(NewTerm(6))
+    assert rank.until(m.PagesChanged) == m.PagesChanged(2, 6, keys, []), "a new conductor hears it, too"
 
 
 def test_a_rank_reuses_nothing_of_its_pages_after_it_was_told_to_forget_them() -> None:
