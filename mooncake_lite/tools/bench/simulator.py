@@ -28,6 +28,7 @@ from mooncake_lite.tools.bench.cluster import model_folder
 from mooncake_lite.tools.bench.predictions import measure_profile
 from mooncake_lite.tools.bench.result import Other, Row
 from mooncake_lite.tools.bench.simulator_ranks import (
+    CONTEXT_TOKENS,
     THREADS,
     Ranks,
     Result,
@@ -176,10 +177,12 @@ class Bench:
         return found
 
     def _a_third(self, trace: Trace) -> int:
-        """Return the bytes of a store of which all hold a third of the blocks of a trace."""
+        """Return the bytes of a store of which all hold a third of the blocks of a trace, or one request."""
         blocks = len({number for request in trace.requests for number in request.hash_ids})
         nbytes = padded_size(self.ranks.simulated().layout.nbytes)
-        return blocks * nbytes // (3 * self.ranks.nodes["store"])
+        stores = self.ranks.nodes["store"]
+        longest = CONTEXT_TOKENS // self.ranks.block_tokens + stores
+        return max(blocks // 3, longest) // stores * nbytes
 
     def _covered(self, ranks: Ranks, slices: Sequence[Trace], lives: Sequence[Result]) -> list[Row]:
         """Return for how many runs the live mean lies in the interval of the simulated ones."""

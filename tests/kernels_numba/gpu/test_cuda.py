@@ -210,8 +210,8 @@ def test_a_cache_with_more_slots_than_32_bits_hold_is_left_to_the_plain_kernels(
 @pytest.mark.quick
 @needs_nvvm
 def test_more_rows_than_32_bits_hold_are_recoded_by_the_plain_kernel(monkeypatch) -> None:
-    from kernels_numba.movers import codec_kernels_cuda as kernels
     from kernels_numba.codecs import CODECS
+    from kernels_numba.movers import codec_kernels_cuda as kernels
 
     chosen = []
     monkeypatch.setattr(kernels, "launch_recode_plain", lambda *_: chosen.append("plain"))
