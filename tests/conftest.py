@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from mooncake_lite.launch import serve_child
 
@@ -129,25 +131,32 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
-@pytest.hookimpl(tryfirst=True)
+class ByFile(LoadScopeScheduling):
+    """Gives a worker a whole file at a time, but for files that are SPREAD, and those that go TOGETHER.
+
+    The public way, --dist=loadgroup, does nothing: xdist 3.8 appends groups to names in a way that pytest 9.2
+    does not read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        if file.startswith("tests/cluster/") and file.endswith(TOGETHER):
+            return "tests/cluster"
+        return file + test.partition("[")[2] if file in SPREAD else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Tests are dealt out in this order."""
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests, and number the groups that a worker takes at once; xdist appends @number to names."""
+    """Order the tests."""
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONG)))
     if config.getoption("--soak"):
         _select_repeating(config, items)
-    numbers: dict[str, int] = {}
-    for item in items:
-        group = numbers.setdefault(_group_of(item.nodeid), len(numbers))
-        item.add_marker(pytest.mark.xdist_group(str(group)))
-
-
-def _group_of(nodeid: str) -> str:
-    """A file, but for files that are SPREAD, and those that go TOGETHER."""
-    file, _, test = nodeid.partition("::")
-    if file.startswith("tests/cluster/") and file.endswith(TOGETHER):
-        return "tests/cluster"
-    return file + test.partition("[")[2] if file in SPREAD else file
 
 
 def _select_repeating(config: pytest.Config, items: list[pytest.Item]) -> None:

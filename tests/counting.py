@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import kernels_numba.runtime  # noqa: F401 - says where the cache is
+from tests.conftest import SPREAD
 
 VARIABLE = "TEST_COUNTS"
 """Names the folder for the counts of a run, in the environment."""
@@ -34,10 +35,17 @@ KINDS = {
 }
 """What is counted -> what its command line looks like."""
 
-COMPILED = "compiled kernels"
-LIMITS = {"starts of clusters": 47, "gateway processes": 30, "lab interpreters": 50, COMPILED: 320}
+COMPILED, DIVIDED = "compiled kernels", "divided files"
+LIMITS = {
+    "starts of clusters": 47,
+    "gateway processes": 30,
+    "lab interpreters": 50,
+    COMPILED: 320,
+    DIVIDED: 0,
+}
 """The most that one `make test` may start. Some starts of clusters are refused before there is a rank. What
-children start, and what warm.py of the labs forks, is not seen here."""
+children start, and what warm.py of the labs forks, is not seen here. Tests of a divided file ran in several
+workers, each of which made the fixtures of the file."""
 
 SOAK = "only soak"
 CPU = "CPU seconds"
@@ -45,6 +53,7 @@ CPU = "CPU seconds"
 _BEGAN = time.time()
 _counts: Counter[str] = Counter()
 _of_workers: Counter[str] = Counter()
+_workers: dict[str, set[str]] = {}
 
 
 def kind_of(command: str) -> str:
@@ -63,7 +72,9 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count tests that are skipped because only `make soak` runs them; workers leave that to their parent."""
+    """Count tests that only `make soak` runs, and note where files run. Workers leave that to their parent."""
+    if hasattr(report, "node"):
+        _workers.setdefault(report.nodeid.partition("::")[0], set()).add(report.node.gateway.id)
     if report.skipped and "make soak" in str(report.longrepr):
         _of_workers[SOAK] += 1
 
@@ -85,14 +96,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds = sum(one.ru_utime + one.ru_stime for one in used)
-    counts = _counts + _of_workers + Counter({COMPILED: _compiled(), CPU: round(seconds)})
+    divided = sum(len(workers) > 1 for file, workers in _workers.items() if file not in SPREAD)
+    counts = _counts + _of_workers + Counter({COMPILED: _compiled(), DIVIDED: divided, CPU: round(seconds)})
     terminalreporter.write_line(_said(counts))
     if folder := os.environ.get(VARIABLE):
         (Path(folder) / f"{os.getpid()}.json").write_text(json.dumps(counts))
 
 
 def _said(counts: Counter[str]) -> str:
-    names = (*KINDS, COMPILED, SOAK, CPU)
+    names = (*KINDS, COMPILED, DIVIDED, SOAK, CPU)
     return "counted: " + ", ".join(f"{name} {counts[name]}" for name in names)
 
 
