@@ -72,7 +72,7 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count tests that only `make soak` runs, and note where files run. Workers leave that to their parent."""
+    """Count tests that only `make soak` runs, and note where files run. Workers leave it to their parent."""
     if hasattr(report, "node"):
         _workers.setdefault(report.nodeid.partition("::")[0], set()).add(report.node.gateway.id)
     if report.skipped and "make soak" in str(report.longrepr):
