@@ -90,7 +90,7 @@ check: $(STAMP)
 	@$(BIN)/ruff check .
 	@types="$$(mktemp)"; trap 'rm -f "$$types"' EXIT; \
 	$(BIN)/mypy > "$$types" 2>&1 & mypy=$$!; \
-	failed=0; $(BIN)/python -m pytest -q -n 2 -m quick tests || failed=1; \
+	failed=0; $(BIN)/python -m pytest -q -n 3 -m quick tests || failed=1; \
 	wait $$mypy || failed=1; \
 	cat "$$types"; exit $$failed
 
