@@ -97,8 +97,8 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        for logger in logging.root.manager.loggerDict.values():
-            if isinstance(logger, logging.Logger):
+        for name, logger in logging.root.manager.loggerDict.items():
+            if name.startswith("torch") and isinstance(logger, logging.Logger):
                 # torch cuts 42 off, and pytest goes to each of them six times a test
                 logger.propagate = True
 

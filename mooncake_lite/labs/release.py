@@ -55,10 +55,10 @@ def release(root: Path, lab: Lab, class_name: str, seed: str, out: Path) -> int:
 
 def _belongs(name: str, lab: Lab) -> bool:
     """The project's tests have solutions in other words; other labs' sheets are no help for this one."""
-    if name.endswith(ARCHIVES):
+    if name == CONFTEST:
+        return True
+    if name.endswith(ARCHIVES) or name.startswith("tests/"):
         return False
-    if name.startswith("tests/") or name == CONFTEST:
-        return name == CONFTEST
     if name.startswith(f"{FOLDER}/"):
         own = name.removeprefix(f"{lab.folder}/")
         return own != name and not own.startswith((*STUDENTS, ATTEMPTS))

@@ -92,10 +92,10 @@ def test_copies_that_fail_have_a_reason() -> None:
 @pytest.mark.parametrize("order", ["in turn", "in pairs", "drawn"])
 def test_two_hot_prefixes_with_space_for_one_copy_do_not_displace_each_other(order: str) -> None:
     world, rng = TwoNodes(2, PREFIX_BLOCKS), random.Random(7)
-    for number in range(120):
+    for number in range(400):
         world.read({"in turn": number % 2, "in pairs": number // 2 % 2, "drawn": rng.randrange(2)}[order])
     assert world.copies[4] == PREFIX_BLOCKS
-    assert world.near_hits > 45 * PREFIX_BLOCKS
+    assert world.near_hits > 150 * PREFIX_BLOCKS
 
 
 def test_a_copy_takes_the_place_of_blocks_that_were_not_read_for_a_minute() -> None:

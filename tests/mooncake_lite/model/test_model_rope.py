@@ -13,7 +13,7 @@ from mooncake_lite.model.rope import ONE_THREAD_VALUES, inverse_frequencies, rot
 pytestmark = pytest.mark.quick
 
 
-@pytest.mark.parametrize(("head_dim", "positions"), [(64, 1024), (16, 512), (128, 33), (16, 1)])
+@pytest.mark.parametrize(("head_dim", "positions"), [(64, 8192), (16, 512), (128, 33), (16, 1)])
 def test_no_thread_shares_the_work_on_a_table_with_another(
     head_dim: int, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

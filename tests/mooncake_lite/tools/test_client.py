@@ -179,7 +179,7 @@ def server(proxy: socket.socket) -> Iterator[FakeServer]:
 
 
 def test_a_server_on_loopback_is_asked_without_the_environments_proxies(server: FakeServer) -> None:
-    for host in ("LocalHost", "127.1", "[::ffff:127.0.0.1]"):
+    for host in ("127.0.0.1", "localhost", "127.1", "LocalHost", "0.0.0.0", "[::ffff:127.0.0.1]"):
         url = server.url.replace("127.0.0.1", host)
         with open_client(httpx.Client, url, None, httpx.Timeout(5)) as client:
             assert client.get("/v1/models").json() == server.models
