@@ -103,8 +103,11 @@ class EmulatedEngine:
         """
         drawn = list[Drawn]()
         for chunk, digests in zip(chunks, self._pass(chunks, hook, hidden)):
-            last = int(digests[-1])
-            drawn += [Drawn(emulated_token(last, draw, self._vocab_size)) for draw in chunk.draws]
+            last = [int(digests[-1])] * len(chunk.draws) if chunk.prompt else digests.tolist()
+            drawn += [
+                Drawn(emulated_token(digest, draw, self._vocab_size))
+                for digest, draw in zip(last, chunk.draws)
+            ]
         return drawn, []
 
     def probe(self) -> None:

@@ -70,6 +70,7 @@ class Engine:
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
         score, in their order. The pages of a chunk must hold all tokens up to its end.
         """
+        chunks = [row for chunk in chunks for row in chunk.rows]
         placed = _placed(chunks)
         ends = dict(zip(map(id, placed), itertools.accumulate(len(chunk.token_ids) for chunk in placed)))
         rows = [ends[id(chunk)] - 1 for chunk in chunks if chunk.draws]

@@ -32,7 +32,7 @@ HookOf = Callable[[Seq[Chunk]], MovingHook | None]
 
 
 class Isolation:
-    """Has an engine compute passes.
+    """Has an engine compute passes. A chunk that is computed alone has no drafts.
 
     _unexplained   passes in a row that have raised without a chunk at fault
     """
@@ -61,7 +61,8 @@ class Isolation:
         for chunk in chunks:
             hook = hook_of([chunk])
             try:
-                some, scored = self._engine.compute([chunk], hook)
+                some, scored = self._engine.compute(chunk.rows[:1], hook)
+                some = some + [Drawn(NO_TOKEN)] * (len(chunk.draws) - len(some))
             except Exception as again:
                 _raise_unless_of_a_chunk(again, hook)
                 self._engine.probe()

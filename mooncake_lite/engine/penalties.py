@@ -17,7 +17,7 @@ def counted(draw: Draw) -> int:
     """Return how many last tokens of its sequence `adjust` counts."""
     how = draw.sampling
     if how.repetition_penalty != 1.0:
-        return len(draw.token_ids)
+        return draw.position
     return draw.answered if how.frequency_penalty or how.presence_penalty else 0
 
 
@@ -51,11 +51,11 @@ def adjust(logits: np.ndarray, draw: Draw) -> None:
     if draw.answered < how.min_tokens:
         logits[list(draw.stop_ids)] = -np.inf
     if how.repetition_penalty != 1.0:
-        seen, _ = _counted(draw.token_ids)
+        seen, _ = _counted(draw.before)
         of_seen, penalty = logits[seen], np.float32(how.repetition_penalty)
         logits[seen] = np.where(of_seen > 0, of_seen / penalty, of_seen * penalty)
     if draw.answered and (how.frequency_penalty or how.presence_penalty):
-        said, counts = _counted(draw.token_ids[len(draw.token_ids) - draw.answered :])
+        said, counts = _counted(draw.before[draw.position - draw.answered :])
         logits[said] -= (how.frequency_penalty * counts + how.presence_penalty).astype(np.float32)
 
 

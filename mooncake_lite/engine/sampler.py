@@ -74,7 +74,7 @@ def _draw(probabilities: np.ndarray, draw: Draw) -> int:
     A function of the seed, the branch and the position in the sequence: the branches of a prompt are those of
     consecutive seeds.
     """
-    uniform = _uniform(draw.sampling.seed + draw.branch, len(draw.token_ids))
+    uniform = _uniform(draw.sampling.seed + draw.branch, draw.position)
     ids = kept(probabilities, draw.sampling)
     reached = np.cumsum(probabilities if ids is None else probabilities[ids], dtype=np.float64)
     index = min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), len(reached) - 1)

@@ -22,7 +22,7 @@ def faults_of(result: Result) -> dict[Attempt, Fault]:
     """Return what is wrong with the jobs of a pass; of a leap, of its last pass.
 
     A job is at fault if its runner says so, or if a token or a score of one of its chunks is missing. In a
-    pipeline both come late.
+    pipeline both come late. A token after a draft may be missing: it is drawn again without.
     """
     chunks = result.step.chunks
     found: dict[Attempt, Fault] = {fault.job[:2]: fault for fault in result.faults}
@@ -32,7 +32,7 @@ def faults_of(result: Result) -> dict[Attempt, Fault]:
         for chunk in chunks:
             some = [*islice(drawn, len(chunk.draws))]
             is_short = chunk.score is not None and len(next(scores)) < len(chunk.score.targets)
-            if is_short or NO_TOKEN in some:
+            if is_short or NO_TOKEN in (some if chunk.prompt else some[:1]):
                 found.setdefault(chunk.job[:2], not_finite(chunk.job))
     return found
 

@@ -57,6 +57,8 @@ class Job(msgspec.Struct, frozen=True):
         keys        of the first full blocks; the planner continues the chain with State.next_key
         offers      whether blocks that this rank fills are offered to the pool, under their keys
         scored      whether the logprobs of the prompt's tokens are wanted; nothing of it is reused then
+    speculates  whether drafts may be made for it
+    predicted   what its client expects as the answer, as tokens
 
     The last block of load or store may be partly filled.
     """
@@ -80,6 +82,8 @@ class Job(msgspec.Struct, frozen=True):
     keys: Seq[int] = ()
     offers: bool = False
     scored: bool = False
+    speculates: bool = True
+    predicted: Seq[int] = ()
 
     @property
     def id(self) -> JobId:

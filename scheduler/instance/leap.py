@@ -49,6 +49,8 @@ def _repeats(state: State, step: Step) -> bool:
     moves = step.evict or step.preempt or step.lands or step.writes or step.saves
     if not step.chunks or moves or len(step.chunks) != len(state.running):
         return False
+    if state.new_drafter is not None:
+        return False
     if any(not one.loads or one.by_layers for one in step.admit):
         return False
     if state.prefilling or state.storing or state.swapping or state.leaving:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ROW_COSTS = ((1, 1.0), (2, 1.44), (3, 1.70), (4, 1.74), (6, 2.45), (8, 2.51), (16, 4.4), (32, 8.0))
+"""Measured on two threads with the default model, 256 tokens of context (docs/explain/speculation.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -22,6 +25,8 @@ class Limits:
                 as `step.Late`
     even        context at which attention costs as much as all else, if chunks shrink with their context, so
                 that each takes the same time; 0: all have the same size
+    row_costs   (rows, seconds of a pass of the running batch with so many rows, in any unit), ascending: by
+                them drafts are as long as they pay. The last one has the most rows of a pass with drafts
     """
 
     tokens: int
@@ -33,6 +38,7 @@ class Limits:
     least: int = 1
     late: bool = False
     even: int = 0
+    row_costs: tuple[tuple[int, float], ...] = ROW_COSTS
 
     def __post_init__(self) -> None:
         assert min(self.tokens, self.sequences, self.prefills) >= 1, f"{self} has no room for a prompt"

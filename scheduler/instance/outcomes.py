@@ -72,12 +72,14 @@ class Token(JobOutcome, frozen=True):
     index     its number within the answer
     finish    why the answer ends with it ("stop": the token is not part of the answer), or None
     logprobs  of the token, opaque; None where the request does not ask for them
+    predicted   it was a draft from the request's prediction
     """
 
     index: int
     token: int
     finish: str | None
     logprobs: Any = None
+    predicted: bool = False
 
 
 class Run(JobOutcome, frozen=True):
@@ -95,6 +97,8 @@ class Run(JobOutcome, frozen=True):
 class Iterated(msgspec.Struct, frozen=True):
     """Iterations of the running batch gave `tokens` tokens each; more than one of them in a leap alone.
 
+    rows             tokens that each computed: one for each sequence, and drafts
+    drafts, drafted, accepted   sequences with drafts, their drafts, and those that are in the answer now
     compute_s        seconds of each forward pass
     seconds          of each, from the forward pass before to it, as clients see it; those of this pass alone
                      where the batch did not run before
@@ -107,6 +111,10 @@ class Iterated(msgspec.Struct, frozen=True):
     seconds: Seq[float]
     context_tokens: int
     alone: bool
+    rows: int
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Decoded(JobOutcome, frozen=True):

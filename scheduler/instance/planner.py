@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from scheduler.instance import block_moves
 from scheduler.instance.continuous import next_admissions, next_batch
+from scheduler.instance.drafts import with_drafts
 from scheduler.instance.events import Arrived, Cancelled, Event, Forgotten, Granted, Moved, SwapAnswered
 from scheduler.instance.job import DECODE, Job
 from scheduler.instance.leap import leap
@@ -46,6 +47,7 @@ def next_step(state: State, now: float, most: int = 1) -> Step:
         preempted = to_preempt(state, draft.num_available)
         if not preempted:
             grow, chunks = next_batch(state, draft, task)
+            chunks = with_drafts(state, chunks)
     if ahead is not None and all(chunk.job != ahead.job for chunk in chunks):
         ahead = None
     if state.limits.layers:

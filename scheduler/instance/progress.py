@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scheduler.instance import outcomes
+from scheduler.instance.drafts import accepted, note_acceptance
 from scheduler.instance.events import Moved
 from scheduler.instance.faults import Attempt, end_job, fail_job, faults_of, not_finite
 from scheduler.instance.job import DECODE, PREFILL
@@ -158,7 +159,9 @@ def _leapt(state: State, result: Result, faults: dict[Attempt, Fault], now: floa
         seconds[0] = computed_s[0]
     state.passed_at = times_s[-1]
     said.append(
-        outcomes.Iterated(batch, computed_s, seconds, passes * context + batch * math.comb(passes, 2), True)
+        outcomes.Iterated(
+            batch, computed_s, seconds, passes * context + batch * math.comb(passes, 2), True, batch
+        )
     )
     all_times_s = (*times_s, now)
     for index, task in enumerate(state.running):
@@ -180,33 +183,73 @@ def _tokens(state: State, result: Result, faults: dict[Attempt, Fault], now: flo
     before = len(result.passes)  # passes of a leap, each with one token for every chunk
     tokens = zip(result.tokens[before * len(result.step.chunks) :], result.logprobs or itertools.repeat(None))
     scores = iter(result.scores)
-    iterated = context = 0
+    batch: list[tuple[Chunk, int]] = []
     computed = sum(len(chunk.token_ids) for chunk in result.step.chunks)
     for chunk in result.step.chunks:
-        drawn = list(itertools.islice(tokens, len(chunk.draws))) if chunk.prompt else [next(tokens)]
+        drawn = list(itertools.islice(tokens, len(chunk.draws))) if chunk.draws else []
         scored = next(scores, ()) if chunk.score is not None else ()
         if faults and chunk.job[:2] in faults:
             continue
         task = state.tasks[chunk.job]
-        state.note_computed(task, chunk.end + before)
         if not chunk.prompt:
-            iterated += 1
-            context += chunk.end + before
-            said += _decoded(state, task, *drawn[0], now, leapt=before > 0)
+            if len(drawn) == 1:
+                count = 0
+                state.note_computed(task, chunk.end + before)
+                said += _decoded(state, task, *drawn[0], now, leapt=before > 0)
+            else:
+                count = _drafted(state, task, chunk, drawn, now, said)
+            batch.append((chunk, count))
             continue
+        state.note_computed(task, chunk.end)
         task.scores += scored
         task.compute_s += result.compute_s * len(chunk.token_ids) / computed  # its share of the pass
         task.computed += len(chunk.token_ids)
         if chunk.draws:
             said += _computed(state, task, chunk, drawn, now)
-    if iterated:
-        seconds = result.compute_s if state.passed_at is None else now - state.passed_at
-        said.insert(
-            0, outcomes.Iterated(iterated, [result.compute_s], [seconds], context, computed == iterated)
-        )
+    if batch:
+        said.insert(0, _iterated(state, result, batch, computed, now))
     for fault in faults.values():
         said += fail_job(state, fault)
     return said
+
+
+def _drafted(
+    state: State, task: Task, chunk: Chunk, drawn: list[tuple[int, Any]], now: float, said: list[Outcome]
+) -> int:
+    """Append the first token drawn, and those behind accepted drafts. Returns how many of these count.
+
+    What comes after the end of the answer is dropped. The KV of drafts that are not accepted is written over
+    before a token attends to it.
+    """
+    drafted = len(drawn) - 1
+    count = accepted(chunk, [token for token, _ in drawn])
+    note_acceptance(task, drafted, count)
+    for row, (token, logprobs) in enumerate(drawn[: count + 1]):
+        ends = task.sequence.end_with(token) is not None
+        state.note_computed(task, chunk.start + 1 + row)
+        said += _decoded(
+            state, task, token, logprobs, now, leapt=False, predicted=chunk.predicted and row < count
+        )
+        if ends:
+            return row
+    return count
+
+
+def _iterated(
+    state: State, result: Result, batch: list[tuple[Chunk, int]], computed: int, now: float
+) -> outcomes.Iterated:
+    """Sum a pass up: (chunk of the running batch, drafts accepted), and all tokens that it computed."""
+    before = len(result.passes)
+    seconds = result.compute_s if state.passed_at is None else now - state.passed_at
+    rows = drafts = accepted_drafts = context = 0
+    for chunk, count in batch:
+        size = len(chunk.token_ids)
+        rows, drafts, accepted_drafts = rows + size, drafts + (size > 1), accepted_drafts + count
+        context += size * (chunk.start + before) + size * (size + 1) // 2
+    return outcomes.Iterated(
+        len(batch) + accepted_drafts, [result.compute_s], [seconds], context, computed == rows,
+        rows, drafts, rows - len(batch), accepted_drafts,
+    )  # fmt: skip
 
 
 def _computed(
@@ -283,7 +326,7 @@ def _stored(state: State, task: Task, now: float) -> outcomes.Prefilled:
 
 
 def _decoded(
-    state: State, task: Task, token: int, logprobs: Any, now: float, *, leapt: bool
+    state: State, task: Task, token: int, logprobs: Any, now: float, *, leapt: bool, predicted: bool = False
 ) -> list[Outcome]:
     """Append a token to a task of the running batch; a complete answer leaves the batch.
 
@@ -294,7 +337,7 @@ def _decoded(
     finish = sequence.append(token)
     if finish is None and leapt:
         return []
-    said: list[Outcome] = [outcomes.Token(task.id, index, token, finish, logprobs)]
+    said: list[Outcome] = [outcomes.Token(task.id, index, token, finish, logprobs, predicted)]
     if finish is None:
         return said
     state.running.remove(task)

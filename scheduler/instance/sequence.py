@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(slots=True)
@@ -54,3 +56,10 @@ class Sequence:
             self.token_ids.append(token)
             self.answered += 1
         return finish
+
+
+class Drafter(Protocol):
+    """Makes the drafts of one sequence (`drafts.py`). It may remember what it has read of it."""
+
+    def after(self, sequence: Sequence, most: int) -> tuple[Seq[int], bool]:
+        """Return at most so many tokens that may come next, and whether they are of a prediction."""

@@ -20,7 +20,7 @@ from scheduler.instance.pages import Pages
 from scheduler.instance.prefix import PrefixCache
 from scheduler.instance.staging import Staging
 from scheduler.instance.step import Step, TransferEnded
-from scheduler.instance.task import Task
+from scheduler.instance.task import NewDrafter, Task
 
 Preemption = Literal["recompute", "swap"]
 """The way in which a sequence leaves when pages run out: its KV is computed again, or moved into the pool."""
@@ -71,6 +71,7 @@ class State:
         swapping       tasks that give up their pages once the pool has their KV, in the order of preemption
         preemption     what happens to tasks of the running batch when pages run out
         leaving        tasks whose answer is complete, and whose last blocks have to be saved before their end
+        new_drafter    makes drafts for sequences of the running batch; None: there are none
         next_key       the pool's chain of keys, for blocks whose key the request did not bring
         prefix         pages of earlier tokens that new sequences may share
         puts           offers to the pool by their number; next_put: the number of the next one
@@ -98,6 +99,7 @@ class State:
     swapping: list[Task] = field(default_factory=list)
     preemption: Preemption = "recompute"
     leaving: list[Task] = field(default_factory=list)
+    new_drafter: NewDrafter | None = None
     next_key: NextKey | None = None
     prefix: PrefixCache = field(default_factory=PrefixCache)
     puts: dict[int, Put] = field(default_factory=dict)

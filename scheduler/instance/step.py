@@ -127,9 +127,10 @@ class Draw(msgspec.Struct, frozen=True):
 
     sampling    what the request asks for, opaque
     token_ids   the whole sequence so far, as it is when the step begins
-    answered    number of token_ids that belong to the answer
+    answered    number of tokens before the drawn one that belong to the answer, those of ahead included
     stop_ids    tokens that end the answer
     branch      number of the answer among those to its prompt
+    ahead       drafts between the sequence and the drawn token
     """
 
     sampling: Any
@@ -137,6 +138,17 @@ class Draw(msgspec.Struct, frozen=True):
     answered: int
     stop_ids: frozenset[int]
     branch: int = 0
+    ahead: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Return the position of the drawn token."""
+        return len(self.token_ids) + len(self.ahead)
+
+    @property
+    def before(self) -> Seq[int]:
+        """Return all tokens before the drawn one."""
+        return [*self.token_ids, *self.ahead] if self.ahead else self.token_ids
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -153,11 +165,13 @@ class Score(msgspec.Struct, frozen=True):
 class Chunk(msgspec.Struct, frozen=True):
     """Tokens of one job that a forward pass computes.
 
-    token_ids   tokens start .. start+len-1 of the sequence
+    token_ids   tokens start .. start+len-1 of the sequence; in the running batch its last token, then drafts
     pages       of the whole sequence
-    draws       how the next token of each branch is chosen after the last of them; empty: it is not
+    draws       of a prompt: how the next token of each branch is chosen after the last of them; empty: it is
+                not. In the running batch: how the token after each of them is chosen
     prompt      whether they belong to a prefill; otherwise the job is in the running batch
     score       the logprobs that are wanted besides; None: none are
+    predicted   the drafts are from the request's prediction
     """
 
     job: JobId
@@ -167,11 +181,22 @@ class Chunk(msgspec.Struct, frozen=True):
     draws: tuple[Draw, ...]
     prompt: bool
     score: Score | None = None
+    predicted: bool = False
 
     @property
     def end(self) -> int:
         """Return the position after the last token."""
         return self.start + len(self.token_ids)
+
+    @property
+    def rows(self) -> Seq[Chunk]:
+        """Return the chunk, in the running batch as one chunk for each of its tokens."""
+        if self.prompt or len(self.token_ids) == 1:
+            return (self,)
+        return [
+            Chunk(self.job, (token,), self.start + row, self.pages, (draw,), False)
+            for row, (token, draw) in enumerate(zip(self.token_ids, self.draws))
+        ]
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -255,7 +280,8 @@ class Fault(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """The outcome of a step.
 
-    tokens      one per draw of the chunks, in their order; of a leap, pass by pass
+    tokens      one per draw of the chunks, in their order; of a leap, pass by pass. NO_TOKEN after a draft:
+                it is not accepted
     saved       checksums of each of `saves`, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one
     puts        likewise of puts

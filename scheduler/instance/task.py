@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.instance.job import PREFETCH, PREFILL, Job, JobId
 from scheduler.instance.prefix import Chain
-from scheduler.instance.sequence import Sequence
+from scheduler.instance.sequence import Drafter, Sequence
 from scheduler.instance.step import Draw, Fault, Score
+
+NewDrafter = Callable[[Job], Drafter]
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Task:
         store_began       when its first token was sampled
         joined            when it joined the running batch
         first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
+        drafter           makes its drafts, once it has had any; acceptance: mean of those so far
         scores            logprobs of the prompt's tokens so far, opaque, if the job is scored
         problem           why a transfer of `out` failed, or the task itself; "" as long as neither did
         fault             that its job fails with, once its last transfer has ended
@@ -76,6 +80,8 @@ class Task:
     joined: float = 0.0
     first_tokens: list[int] = field(default_factory=list)
     finishes: list[str | None] = field(default_factory=list)
+    drafter: Drafter | None = field(default=None, compare=False)
+    acceptance: float = 0.5
     scores: list[Any] = field(default_factory=list)
     problem: str = ""
     fault: Fault | None = None
@@ -152,7 +158,7 @@ class Task:
         sequence = replace(seq, token_ids=ids, answered=seq.answered + len(answer), pages=list(seq.pages))
         return replace(
             self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums={},
-            first_tokens=[], finishes=[],
+            first_tokens=[], finishes=[], drafter=None,
         )  # fmt: skip
 
     def score(self, start: int, end: int) -> Score | None:

@@ -1,0 +1,126 @@
+"""Drafts: tokens that a sequence may say next, computed in the same pass as its last token.
+
+Called by `planner.next_step` once the pass is composed, and by `progress` with what was drawn. Speculative
+decoding as in Leviathan et al. (ICML 2023), with drafts that cost nothing: the text itself has them
+(`lookup.py`). A row of a pass is drawn as if the drafts before it were said; `accepted` keeps it if they
+were. So no draft changes what is said. Explained in docs/explain/speculation.md.
+
+    the sequence  .. a b c     drafts  d e f        rows     c   d   e   f
+                                                    drawn    d   e   x   -     accepted: d e, then x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from itertools import islice, pairwise
+
+from msgspec.structs import replace
+
+from scheduler.instance.limits import Limits
+from scheduler.instance.state import State
+from scheduler.instance.step import NO_TOKEN, Chunk
+from scheduler.instance.task import Task
+
+LENGTHS = (3, 7)
+"""Drafts of a sequence in one pass: with its own token they fill one or two tiles of the CPU's kernels."""
+
+WEIGHT = 0.15
+"""Of the last draft in a task's mean acceptance: about six drafts decide."""
+
+TRIAL = 32
+"""A sequence whose drafts do not pay tries once more at each answered token of this number."""
+
+
+def with_drafts(state: State, chunks: list[Chunk]) -> list[Chunk]:
+    """Add drafts to the chunks of a pass of the running batch alone, where they pay.
+
+    They take no page: only free slots of the last one. The pass gets as many rows as limits.row_costs has.
+    """
+    if state.new_drafter is None or any(chunk.prompt for chunk in chunks):
+        return chunks
+    rows, tokens = len(chunks), float(len(chunks))
+    found = []
+    for chunk in chunks:
+        task = state.tasks[chunk.job]
+        drafts, predicted = _drafts(state, task, chunk, rows, tokens)
+        if drafts:
+            rows, tokens = rows + len(drafts), tokens + expected(task.acceptance, len(drafts))
+            chunk = _with(chunk, drafts, predicted)
+        found.append(chunk)
+    return found
+
+
+def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) -> tuple[Seq[int], bool]:
+    """Return the drafts of one sequence in a pass that has so many rows and gives so many tokens without."""
+    sequence, costs = task.sequence, state.limits.row_costs
+    most = min(
+        len(chunk.pages) * state.pages.page_tokens - chunk.end,
+        sequence.max_tokens - sequence.answered - 1,
+        sequence.max_len - len(sequence.token_ids) - 1,
+        costs[-1][0] - rows,
+        LENGTHS[-1],
+    )
+    if most < 1 or not task.job.speculates:
+        return (), False
+    most = _length(state.limits, task.acceptance, most, rows, tokens) or (
+        min(most, LENGTHS[0]) if sequence.answered % TRIAL == 0 else 0
+    )
+    if not most:
+        return (), False
+    if task.drafter is None:
+        assert state.new_drafter is not None
+        task.drafter = state.new_drafter(task.job)
+    return task.drafter.after(sequence, most)
+
+
+def _length(limits: Limits, acceptance: float, most: int, rows: int, tokens: float) -> int:
+    """Return how many drafts give the most tokens a second, for the pass as a whole; 0: none."""
+
+    def tokens_per_cost(count: int) -> float:
+        return (tokens + expected(acceptance, count)) / cost(limits, rows + count)
+
+    return max((0, *(min(length, most) for length in LENGTHS)), key=tokens_per_cost)
+
+
+def expected(acceptance: float, count: int) -> float:
+    """Return how many of `count` drafts are accepted on average, if each is with this probability."""
+    return float(sum(acceptance ** (number + 1) for number in range(count)))
+
+
+def cost(limits: Limits, rows: int) -> float:
+    """Return what a pass of so many rows costs, between the two measured numbers around it."""
+    points = limits.row_costs
+    for (low, low_cost), (high, high_cost) in pairwise(points):
+        if rows <= high:
+            return low_cost + (high_cost - low_cost) * max(0, rows - low) / (high - low)
+    return points[-1][1] * rows / points[-1][0]
+
+
+def _with(chunk: Chunk, drafts: Seq[int], predicted: bool) -> Chunk:
+    """Return a chunk with drafts after its one token, and a draw after each of them."""
+    (draw,) = chunk.draws
+    draws = [
+        replace(draw, answered=draw.answered + row, ahead=tuple(islice(drafts, row)))
+        for row in range(len(drafts) + 1)
+    ]
+    return replace(chunk, token_ids=(*chunk.token_ids, *drafts), draws=tuple(draws), predicted=predicted)
+
+
+def accepted(chunk: Chunk, drawn: Seq[int]) -> int:
+    """Return how many drafts of a chunk are accepted: each is what was drawn before it, as all before are.
+
+    drawn   a token for each draw. One that could not be drawn is not reached: it fails its job where no
+            draft stands before it, in a later pass
+    """
+    count = 0
+    for draft, before, after in zip(islice(chunk.token_ids, 1, None), drawn, islice(drawn, 1, None)):
+        if draft != before or after == NO_TOKEN:
+            break
+        count += 1
+    return count
+
+
+def note_acceptance(task: Task, drafted: int, count: int) -> None:
+    """Add a pass to a task's mean acceptance: `count` drafts were right, and the next one was not, if any."""
+    for right in (1.0,) * count + (0.0,) * (count < drafted):
+        task.acceptance += WEIGHT * (right - task.acceptance)
