@@ -99,6 +99,27 @@ def check_engine(config: ServeConfig) -> None:
             )
 
 
+def check_speculate(speculate: str, engine: str = "real") -> None:
+    """Raises ConfigError for drafts that this engine cannot have."""
+    if speculate == "off" or (engine == "real" and speculate == "prompt-lookup"):
+        return
+    if engine == "real":
+        raise ConfigError(f"speculate={speculate!r}: use off or prompt-lookup")
+    if not 0 < acceptance_of(speculate) <= 1:
+        raise ConfigError(
+            f"speculate={speculate!r}: emulated tokens repeat nothing; give the part of drafts that shall be "
+            "accepted, as 0.6, or off"
+        )
+
+
+def acceptance_of(speculate: str) -> float:
+    """Return the part of drafts that the emulated engine shall accept; 0 for what is no number."""
+    try:
+        return float(speculate)
+    except ValueError:
+        return 0.0
+
+
 def check_pipelines(config: ServeConfig) -> None:
     """Raises ConfigError for pipelines that the prefill ranks cannot form, or that could not work."""
     size = config.pipeline_parallel_size
@@ -214,6 +235,9 @@ class ServeConfig:
         TOML file: [tenants.NAME]. Prefer the variable MOONCAKE_LITE_TENANTS.
     record: Write every event of the control plane to a new file, for `mooncake-lite replay-events`. The file
         contains keys, lengths, digests and names of tenants, and no text.
+    speculate: Drafts for sequences that decode, checked several at a time; answers stay the same.
+        prompt-lookup: what followed in the text when its last tokens stood there before; off: none, but for
+        requests that ask. With engine=emulated the part of drafts that shall be accepted, as 0.6.
     batch_invariant: Compute each sequence to the same bits whatever shares its step. Decoding is slower.
     trace: Write steps, transfers and waits of all ranks to a new file, which Perfetto opens. The file is made
         when the cluster ends. It contains request ids, lengths and times, and no text.
@@ -283,6 +307,7 @@ class ServeConfig:
     classes: str = ""
     tenants: str = ""
     record: str = ""
+    speculate: str = "off"
     batch_invariant: bool = False
     trace: str = ""
     threads: int = 0
@@ -319,6 +344,7 @@ class ServeConfig:
         check_weight_choice(self.weights, self.dtype, self.device)
         check_batch_invariant(self.batch_invariant, self.dtype, self.device)
         check_engine(self)
+        check_speculate(self.speculate, self.engine)
 
     def _check_choices(self) -> None:
         """Raise ConfigError for a value that is none of its field's Literal."""

@@ -13,6 +13,7 @@ from mooncake_lite.config.serve import (
     DEFAULT_MODEL,
     check_batch_invariant,
     check_device_name,
+    check_speculate,
     check_weight_choice,
 )
 from mooncake_lite.errors import ConfigError
@@ -38,6 +39,9 @@ from mooncake_lite.errors import ConfigError
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--batch-invariant", is_flag=True, help="Use the kernels of `serve --batch-invariant`. Slower.")
+@click.option(
+    "--speculate", default="off", show_default=True, help="Drafts: off or prompt-lookup. Same answers."
+)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 def generate(
     prompt: str,
@@ -51,6 +55,7 @@ def generate(
     weights: Literal["auto", "published", "float32"],
     device: str,
     batch_invariant: bool,
+    speculate: str,
     raw: bool,
 ) -> None:
     """Answer PROMPT in this process and print the answer as it comes.
@@ -62,6 +67,7 @@ def generate(
     check_device_name(device)
     check_weight_choice(weights, dtype, device)
     check_batch_invariant(batch_invariant, dtype, device)
+    check_speculate(speculate)
 
     from mooncake_lite.config.machine import usable_cores
     from mooncake_lite.engine.local import generate_all, load_visibly
@@ -83,7 +89,8 @@ def generate(
     detokenizer = tokenizer.detokenizer()
     times = []
     stop_ids = frozenset(tokenizer.eos_ids)
-    for _, token in generate_all(model, [prompt_ids], sampling, max_tokens, stop_ids):
+    drafts = speculate != "off"
+    for _, token in generate_all(model, [prompt_ids], sampling, max_tokens, stop_ids, speculates=drafts):
         times.append(time.perf_counter())
         click.echo(detokenizer.push([token]), nl=False)
     click.echo(detokenizer.flush())

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import reduce
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -19,7 +20,11 @@ from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.messages import Logprobs, Sampling
 from mooncake_lite.model.layer_hook import LayerHook
 from mooncake_lite.profiles.compute import PassLoad, load_of
+from scheduler.instance.foreseen import SHARES, Foreseen
+from scheduler.instance.job import Job
+from scheduler.instance.sequence import Sequence
 from scheduler.instance.step import Chunk, Draw
+from scheduler.instance.task import NewDrafter
 from store.layout import BlockLayout
 
 LOOK_S = 0.002
@@ -50,6 +55,28 @@ def emulated_token(digest: int, draw: Draw, vocab_size: int) -> int:
         while token in draw.stop_ids:
             token = (token + 1) % vocab_size
     return token
+
+
+def emulated_drafter(acceptance: float, vocab_size: int) -> NewDrafter:
+    """Return what makes drafts of emulated tokens, of which this part is accepted."""
+
+    def new_drafter(job: Job, branch: int) -> Foreseen:
+        known = [0, FIRST]  # tokens whose digest is known, and the digest
+
+        def next_token(sequence: Sequence, drafts: Seq[int]) -> int:
+            ids = sequence.token_ids
+            known[:] = len(ids), reduce(digest_after, ids[known[0] :], known[1])
+            draw = Draw(job.sampling, ids, sequence.answered + len(drafts), sequence.stop_ids, branch)
+            return emulated_token(reduce(digest_after, drafts, known[1]), draw, vocab_size)
+
+        return Foreseen(job, acceptance, next_token, chance)
+
+    return new_drafter
+
+
+def chance(request_id: str, position: int) -> int:
+    """Return a number below foreseen.SHARES, as by chance, but the same for the same arguments."""
+    return xxh3_64_intdigest(request_id.encode(), position) % SHARES
 
 
 class EmulatedEngine:

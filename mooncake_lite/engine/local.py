@@ -19,6 +19,7 @@ from mooncake_lite.model import forward
 from mooncake_lite.model.config import DType
 from mooncake_lite.model.forward import Model
 from scheduler import instance
+from scheduler.instance.lookup import Lookup
 from scheduler.instance.outcomes import Failed, Token
 
 BLOCK_TOKENS = 4 * PAGE_TOKENS
@@ -35,6 +36,7 @@ def generate_all(
     max_tokens: int,
     stop_ids: frozenset[int],
     limits: instance.Limits = LIMITS,
+    speculates: bool = False,
 ) -> Iterator[tuple[int, int]]:
     """Yield (number of the prompt, next token of its answer) for all prompts in one running batch.
 
@@ -49,8 +51,9 @@ def generate_all(
     )
     duties = frozenset({instance.PREFILL, instance.DECODE})
     state = instance.State(
-        duties, instance.Pages(num_pages, PAGE_TOKENS), instance.Staging(0, 0), BLOCK_TOKENS, limits
-    )
+        duties, instance.Pages(num_pages, PAGE_TOKENS), instance.Staging(0, 0), BLOCK_TOKENS, limits,
+        new_drafter=Lookup if speculates else None,
+    )  # fmt: skip
     runner = Runner(Engine(model, num_pages, BLOCK_TOKENS))
     for number, prompt in enumerate(prompts):
         job = instance.Job(str(number), 0, duties, prompt, 0, max_tokens, context, stop_ids, sampling)

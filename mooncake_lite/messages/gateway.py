@@ -78,6 +78,7 @@ class Tokens(Message, frozen=True):
     attempt         of the order that the rank was given: the gateway takes none from before a Recall
     end_token       the end token of an answer to a request with prompt_logprobs, which is not in token_ids:
                     the last one of logprobs is about it; None in other messages
+    predicted       its one token was a draft from the request's prediction
     """
 
     request_id: str
@@ -91,3 +92,4 @@ class Tokens(Message, frozen=True):
     prompt_logprobs: list[Logprobs] = []
     end_token: int | None = None
     attempt: int = 0
+    predicted: bool = False

@@ -82,6 +82,8 @@ class Body(Plain, frozen=True):
     answers     of several branches to be decoded; token_ids is then the prompt
     offers      whether full blocks that have no place in the pool are offered to it
     spans       durations of the stages so far
+    speculates  whether drafts may be made for it
+    predicted   what the client expects as the answer, as tokens
     """
 
     gateway: str
@@ -97,6 +99,8 @@ class Body(Plain, frozen=True):
     answers: list[BranchAnswer] = []
     offers: bool = False
     spans: list[Span] = []
+    speculates: bool = True
+    predicted: list[int] = []
 
 
 class Metric(Plain, frozen=True):

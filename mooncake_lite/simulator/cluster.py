@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
+from mooncake_lite.engine.emulated import chance
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
 from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
 from mooncake_lite.ranks.computing.build import least_by_layers
@@ -27,6 +29,8 @@ from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.workload import Source, mixed
 from scheduler.classes import ServiceClass
 from scheduler.costs import CostConfig
+from scheduler.instance.foreseen import Foreseen
+from scheduler.instance.task import NewDrafter
 from store.allocator import padded_size
 from store.layout import BlockLayout
 
@@ -35,6 +39,10 @@ LEAST_PAGE = 16
 """Tokens of a page. Pages of long blocks are whole blocks: fewer of them are counted in the same time."""
 
 LETTERS = {"P": "prefill", "D": "decode", "C": "compute", "S": "store"}
+
+
+ROWS, CONTEXT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), 2048
+"""Rows of passes, and the tokens that each attends to, whose costs decide how long drafts are."""
 
 
 def parse_nodes(words: str) -> dict[str, int]:
@@ -72,6 +80,7 @@ class Cluster:
                  the costs say that it is faster
     sharing      how computing ranks reuse their own pages; off: all reuse goes through the pool
     ttft_s, tbt_s   limits that goodput counts
+    acceptance   part of drafts that are accepted; 0: there are none
     margin       factor on these limits for admission, so that a small error makes no request late
     """
 
@@ -96,6 +105,7 @@ class Cluster:
     queue: str = "fcfs"
     ttft_s: float = 30.0
     tbt_s: float = 0.1
+    acceptance: float = 0.0
     margin: float = 1.0
 
     def __post_init__(self) -> None:
@@ -178,7 +188,7 @@ class Cluster:
         machines = self.machines or self.profile
         size = self.block_tokens
         page_tokens = size if size > 4 * LEAST_PAGE else gcd(size, LEAST_PAGE)
-        nbytes, load = self.layout.nbytes, self.costs.load
+        nbytes, load, pass_s = self.layout.nbytes, self.costs.load, pass_seconds(machines)
         shape = Shape(
             config=self._config(roles, nodes, source.num_requests),
             segments=[self.node_blocks * (role in lenders) for role in roles],
@@ -189,15 +199,24 @@ class Cluster:
             least=least_by_layers(self.layout.layers, nbytes, load) if self.layerwise == "auto" else 1,
             half_blocks=self.kv_bytes // nbytes,
             sharing=self.sharing, tier_blocks=self.ssd_bytes // nbytes if "store" in roles else 0,
+            new_drafter=self._new_drafter,
+            row_costs=tuple((rows, pass_s(PassLoad(0, 0, rows, rows * CONTEXT))) for rows in ROWS),
         )  # fmt: skip
         return Setting(
             shape=shape,
             hardware=lambda clock: ProfiledHardware(
-                clock, pass_seconds(machines), self.costs, nodes, self.overheads, covered(machines)
+                clock, pass_s, self.costs, nodes, self.overheads, covered(machines)
             ),
             source=source,
             dice=Random(mixed(seed, 5)),
         )
+
+    @property
+    def _new_drafter(self) -> NewDrafter | None:
+        """Return what makes drafts of the only token that simulated ranks draw."""
+        if not self.acceptance:
+            return None
+        return lambda job, branch: Foreseen(job, self.acceptance, lambda sequence, drafts: 0, chance)
 
     def _ranks(self) -> tuple[list[str], list[int]]:
         """Return role and node of each rank: a steward, stores, and a computing rank on each node."""

@@ -133,6 +133,10 @@ class Kill(click.ParamType):
     "--layerwise", default="auto", show_default=True, type=click.Choice(["auto", "on", "off"]),
     help="Move KV by layers beside a pass. auto: where the costs say that it is faster.",
 )  # fmt: skip
+@click.option(
+    "--speculate", default=0.0, show_default=True, type=NumberRange(0, 1),
+    help="Part of drafts that are accepted, for sequences that decode; 0: there are no drafts.",
+)  # fmt: skip
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")
@@ -263,7 +267,8 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
         link_bytes_per_s=link, ssd_bytes_per_s=disk,
         batched_tokens=words["max_num_batched_tokens"], sequences=words["max_num_seqs"] or 1_000_000,
         sharing=words["prefix_sharing"] or ("off" if mode == "pooled" else "hash"),
-        overlaps=words["overlap_transfers"], layerwise=words["layerwise"], policy=words["policy"],
+        overlaps=words["overlap_transfers"], layerwise=words["layerwise"],
+        acceptance=words["speculate"], policy=words["policy"],
         admission=words["admission"], queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000,
         tbt_s=words["slo_tbt_ms"] / 1000,
     )  # fmt: skip

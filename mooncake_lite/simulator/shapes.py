@@ -14,7 +14,9 @@ from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.messages import RankHello
 from scheduler.instance import Limits, Pages, Preemption, Staging, State, new_prefix_cache
+from scheduler.instance.limits import ROW_COSTS
 from scheduler.instance.state import NextKey
+from scheduler.instance.task import NewDrafter
 from store.allocator import padded_size
 from store.layout import BlockLayout
 
@@ -35,6 +37,7 @@ class Shape:
     sharing     how a rank shares prefixes in its pages
     preemption  what happens to sequences when pages run out
     tier_blocks capacity of the SSD tier of each store rank; 0: there is none
+    new_drafter makes drafts for sequences that decode; row_costs: of a pass, by which drafts pay
     """
 
     config: ControlConfig
@@ -53,6 +56,8 @@ class Shape:
     sharing: str = "off"
     preemption: Preemption = "recompute"
     tier_blocks: int = 0
+    new_drafter: NewDrafter | None = None
+    row_costs: tuple[tuple[int, float], ...] = ROW_COSTS
 
     def in_stages(self, count: int) -> Shape:
         """Return the same cluster with a pipeline of `count` ranks in place of each prefill rank."""
@@ -88,6 +93,7 @@ class Shape:
             self.least,
             late=stages > 1,
             even=4 * self.layout.block_tokens * (stages > 1),
+            row_costs=self.row_costs,
         )
         staging, prefix = (
             Staging(self.half_blocks, self.put_slots),
@@ -95,7 +101,7 @@ class Shape:
         )
         return State(
             frozenset(DUTIES[config.roles[rank]]), pages, staging, size, limits, next_key=next_key,
-            prefix=prefix, preemption=self.preemption,
+            prefix=prefix, preemption=self.preemption, new_drafter=self.new_drafter,
         )  # fmt: skip
 
     def segment_bytes(self, rank: int) -> int:

@@ -24,8 +24,8 @@ from scheduler.instance.task import Task
 LENGTHS = (3, 7)
 """Drafts of a sequence in one pass: with its own token they fill one or two tiles of the CPU's kernels."""
 
-WEIGHT = 0.15
-"""Of the last draft in a task's mean acceptance: about six drafts decide."""
+WEIGHT = 0.1
+"""Of the last draft in a task's mean acceptance: about ten drafts decide."""
 
 TRIAL = 32
 """A sequence whose drafts do not pay tries once more at each answered token of this number."""
@@ -69,7 +69,7 @@ def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) ->
         return (), False
     if task.drafter is None:
         assert state.new_drafter is not None
-        task.drafter = state.new_drafter(task.job)
+        task.drafter = state.new_drafter(task.job, task.branch)
     return task.drafter.after(sequence, most)
 
 

@@ -24,7 +24,7 @@ BYTES = 4
 class Lookup:
     """The drafter of one sequence. It keeps the text as bytes: `rfind` takes 13 us at 2,048 tokens."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, branch: int = 0) -> None:
         self._text = bytearray()
         self._predicted, self._predicted_text = list(job.predicted), _as_bytes(job.predicted)
 

@@ -12,7 +12,8 @@ from scheduler.instance.prefix import Chain
 from scheduler.instance.sequence import Drafter, Sequence
 from scheduler.instance.step import Draw, Fault, Score
 
-NewDrafter = Callable[[Job], Drafter]
+NewDrafter = Callable[[Job, int], Drafter]
+"""(job, number of a branch) -> what makes drafts for it."""
 
 
 @dataclass(slots=True)

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import ceil
 
-from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
+from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig, acceptance_of
 from mooncake_lite.engine.by_layers import GROUPS
+from mooncake_lite.engine.emulated import emulated_drafter
 from mooncake_lite.messages import RankHello
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.sizes import block_layout, context_length
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from scheduler.costs import CostConfig, LoadCost
 from scheduler.instance import PREFILL, Limits, Pages, Staging, State, new_prefix_cache
+from scheduler.instance.lookup import Lookup
+from scheduler.instance.task import NewDrafter
 from store.keys import next_key
 
 GUESS, NEVER = CostConfig().load, 1 << 30
@@ -53,6 +56,14 @@ def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool, load: Loa
     )
 
 
+def new_drafter_of(config: ServeConfig, model: ModelConfig) -> NewDrafter | None:
+    """Return what makes drafts. Which requests have them is said by their bodies."""
+    if config.engine == "real":
+        return Lookup
+    acceptance = acceptance_of(config.speculate)
+    return emulated_drafter(acceptance, model.vocab_size) if acceptance else None
+
+
 def even_context(model: ModelConfig) -> int:
     """Return the context at which attention takes as many FLOPs as all linear layers of a token."""
     heads, inner = model.heads * model.head_dim, model.intermediate_size
@@ -80,6 +91,6 @@ def computing_rank(
     limits = limits_of(config, model, set(duties) == {PREFILL}, load)
     state = State(
         frozenset(duties), pages, staging, config.block_size, limits, next_key=next_key,
-        prefix=prefix, preemption=config.preemption,
+        prefix=prefix, preemption=config.preemption, new_drafter=new_drafter_of(config, model),
     )  # fmt: skip
     return ComputingRank(hello, state, context_length(config, model))

@@ -54,6 +54,8 @@ def job_of(start: m.Start, max_len: int) -> Job:
         keys=body.keys,
         offers=not prefills_only and body.offers,
         scored=not decodes_only and body.answered == 0 and body.sampling.prompt_logprobs >= 0,
+        speculates=body.speculates,
+        predicted=body.predicted,
     )
 
 

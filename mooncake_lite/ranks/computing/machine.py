@@ -76,7 +76,7 @@ class _Open:
 
 @dataclass(slots=True)
 class DecodeSteps:
-    """Sums over decode steps: their number, the batch, the context and the seconds between their tokens."""
+    """Sums over decode steps: their number, rows of sequences and drafts, context, seconds between them."""
 
     steps: int = 0
     sequences: int = 0
@@ -86,7 +86,7 @@ class DecodeSteps:
     def add(self, iterated: outcomes.Iterated) -> None:
         """Add the steps of a leap, or one."""
         self.steps += len(iterated.seconds)
-        self.sequences += iterated.tokens * len(iterated.seconds)
+        self.sequences += iterated.rows * len(iterated.seconds)
         self.context_tokens += iterated.context_tokens
         for seconds in iterated.seconds:
             self.seconds += seconds
@@ -288,6 +288,10 @@ class ComputingRank:
         self.counters["decode_tokens_total"] += iterated.tokens * len(iterated.seconds)
         self.counters["decode_seconds_total"] += sum(iterated.compute_s)
         self.counters["decode_iterations_total"] += len(iterated.seconds)
+        self.counters["decode_rows_total"] += iterated.rows * len(iterated.seconds)
+        self.counters["spec_decode_num_drafts_total"] += iterated.drafts
+        self.counters["spec_decode_num_draft_tokens_total"] += iterated.drafted
+        self.counters["spec_decode_num_accepted_tokens_total"] += iterated.accepted
         if iterated.alone:
             self._steps.add(iterated)
 
@@ -313,6 +317,7 @@ class ComputingRank:
             client_id_of(token.job.request_id), token.index, ids, token.finish,
             opened.reused if is_first else {}, spans, logprobs, token.job.branch,
             prompt_logprobs=scores, end_token=token.token if ends else None, attempt=token.job.attempt,
+            predicted=token.predicted,
         )  # fmt: skip
         return Told(tokens, body.gateway)
 
