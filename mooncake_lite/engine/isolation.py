@@ -34,7 +34,7 @@ HookOf = Callable[[Seq[Chunk]], MovingHook | None]
 class Isolation:
     """Has an engine compute passes. A chunk that is computed alone has no drafts.
 
-    _unexplained   passes in a row that have raised without a chunk at fault
+    _unexplained   passes in a row that have raised without a chunk at fault, and without drafts
     """
 
     def __init__(self, engine: ComputeEngine) -> None:
@@ -73,7 +73,8 @@ class Isolation:
                 scored = [] if chunk.score is None else [[]]
             drawn += some
             scores += scored
-        self._unexplained = 0 if faults else self._unexplained + 1
+        explained = faults or any(len(chunk.rows) > 1 for chunk in chunks)
+        self._unexplained = 0 if explained else self._unexplained + 1
         if self._unexplained >= MOST_UNEXPLAINED:
             raise error
         return drawn, scores, faults

@@ -169,7 +169,11 @@ class ExactRunner(VirtualRunner):
 
         Not in a pipeline: there the KV counts as computed before the last stage has drawn.
         """
-        poison = self._world.requests[client_id_of(chunk.job.request_id)].poison
+        poison, rows = self._world.requests[client_id_of(chunk.job.request_id)].poison, chunk.rows
+        if len(rows) > 1:
+            if poison is not None and poison.code == ENGINE_ERROR and any(map(poison.is_in, rows)):
+                return self._tokens_of(rows[0]) + [NO_TOKEN] * (len(rows) - 1)  # once more, without drafts
+            return [token for row in rows for token in self._tokens_of(row)]
         if poison is None or not poison.is_in(chunk):
             return self._kv.compute(chunk)
         raises, wrong = poison.code == ENGINE_ERROR, VOCABULARY * (len(self._ranks) == 1)

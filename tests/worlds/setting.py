@@ -4,6 +4,8 @@
     TBT_LIMITS_S    a modelled step takes 20 ms. The costs learn that, and expect some more from each sequence
     PROMPT_BLOCKS   of the longest prompt that a rank gets, ANSWER_BLOCKS of the longest answer
     IN_STAGES       share of clusters whose prefill instances are pipelines, where they have prefill ranks
+    DRAFTING        share of clusters whose decoding ranks make drafts; ACCEPTANCES: parts that are accepted
+    FLAT            rows cost next to nothing, so that drafts are made whatever becomes of them
     LAYOUT          a block of 16 tokens in two layers: 1 KiB
     GAPS_S          mean times between requests, for each prompt that the cluster computes at once
 
@@ -21,6 +23,7 @@ from msgspec.structs import replace as changed
 
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
+from mooncake_lite.engine.emulated import emulated_drafter
 from mooncake_lite.simulator.hardware import DrawnHardware
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
@@ -29,13 +32,14 @@ from scheduler.classes import DEFAULT_CLASSES
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
 from tests.worlds.faults import Faults, Poison
-from tests.worlds.requests import Workload
+from tests.worlds.requests import VOCABULARY, Workload
 
 EVICTIONS = ("lru", "lru", "lfu", "s3fifo", "arc", "lru+second-hit")
 MODES_DRAWN = ("pooled", "pooled", "pooled", "split", "colocated", "colocated")
 SHARES_DRAWN = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 0.0), (0.3, 0.3, 0.4))
 TTFT_LIMITS_S, TBT_LIMITS_S = (inf, inf, 20.0, 4.0, 0.5), (inf, inf, 0.0205, 0.02)
 PROMPT_BLOCKS, ANSWER_BLOCKS, IN_STAGES = 12, 4, 0.2
+DRAFTING, ACCEPTANCES, FLAT = 0.2, (0.3, 0.7, 0.95), ((1, 1.0), (32, 1.01))
 LAYOUT = (2, 1, 16, 4, 4, "none")
 GAPS_S = (0.1, 0.4, 0.8, 2.0)
 
@@ -112,6 +116,10 @@ def drawn_shape(random: Random) -> Shape:
     )  # fmt: skip
     blocks = PROMPT_BLOCKS + ANSWER_BLOCKS + random.choice((0, 4, 60))
     shape = replace(shape, pages=blocks * shape.layout.block_tokens // shape.page_tokens)
+    drafts = Random(f"drafts {roles} {nodes} {pool}")
+    if drafts.random() < DRAFTING:
+        new_drafter = emulated_drafter(drafts.choice(ACCEPTANCES), VOCABULARY)
+        shape = replace(shape, new_drafter=new_drafter, row_costs=FLAT)
     apart = Random(f"{roles} {nodes} {pool}")  # so that all else is drawn as without pipelines
     return shape.in_stages(apart.choice((2, 3))) if apart.random() < IN_STAGES else shape
 

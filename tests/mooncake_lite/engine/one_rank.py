@@ -42,7 +42,11 @@ from scheduler.instance import (
     on,
 )
 from scheduler.instance import outcomes as out
+from scheduler.instance.drafts import accepted
+from scheduler.instance.sequence import Sequence as TokenSequence
 from scheduler.instance.state import Preemption
+from scheduler.instance.step import NO_TOKEN
+from scheduler.instance.task import NewDrafter
 from store.keys import next_key
 from store.layout import BlockLayout
 from store.objects import BlockRef
@@ -132,6 +136,7 @@ class OneRank:
     faults     request -> code of the fault that it failed with
     seen       how often each kind of event happened
     logits     of each draw, by (branch, its number within the answer), if they are kept
+    new_drafter   makes drafts for the running batch
     """
 
     def __init__(
@@ -147,6 +152,7 @@ class OneRank:
         preemption: Preemption = "recompute",
         keep_logits: bool = False,
         stages: int = 1,
+        new_drafter: NewDrafter | None = None,
     ) -> None:
         duties = [frozenset({PREFILL}), frozenset({DECODE})] if split else [BOTH]
         self.ranks = [
@@ -155,6 +161,7 @@ class OneRank:
             )
             for some in duties
         ]
+        self.state.new_drafter = new_drafter
         self.split, self.pool, self.reuses = split, pool, reuses
         self.jobs: dict[str, Job] = {}
         self.answers: dict[Branch, list[int]] = defaultdict(list)
@@ -223,7 +230,7 @@ class OneRank:
         self.seen["left by layers"] += any(write.behind for write in step.writes)
         result = rank.runner.run(step)
         if self.keep_logits:
-            self._keep(rank, step)
+            self._keep(rank, step, list(result.tokens))
         self._hear(rank, on(rank.state, result, 0.0))
 
     def settle(self) -> None:
@@ -253,13 +260,23 @@ class OneRank:
                 found.append(Case(tuple(job.token_ids), job.sampling, tuple(answer), branch))
         return found
 
-    def _keep(self, rank: Rank, step: Step) -> None:
-        """Keep the logits of each draw; a row of logits serves all draws of its chunk."""
-        drawing = [chunk for chunk in step.chunks if chunk.draws]
-        for chunk, row in zip(drawing, rank.model.heard[: len(drawing)], strict=True):
-            for draw in chunk.draws:
-                name = _branch_of(chunk.job._replace(branch=draw.branch))
-                self.logits[name, draw.answered] = row.clone()
+    def _keep(self, rank: Rank, step: Step, tokens: list[int]) -> None:
+        """Keep the logits of each draw but those behind wrong drafts; a row serves all draws of its chunk."""
+        drawing = [row for chunk in step.chunks if chunk.draws for row in chunk.rows]
+        drawn = iter(tokens)
+        said = {id(draw): next(drawn, NO_TOKEN) for row in drawing for draw in row.draws}
+        for chunk in (chunk for chunk in step.chunks if len(chunk.rows) > 1):
+            right = [said[id(draw)] for draw in chunk.draws]
+            self.seen["drafts"] += len(right) - 1
+            self.seen["accepted"] += accepted(chunk, right)
+        before: list[int] = []
+        for row, logits in zip(drawing, rank.model.heard[: len(drawing)], strict=True):
+            before = before * bool(row.draws[0].ahead)
+            if tuple(before) == row.draws[0].ahead:
+                for draw in row.draws:
+                    name = _branch_of(row.job._replace(branch=draw.branch))
+                    self.logits[name, draw.answered] = logits.clone()
+            before.append(said[id(row.draws[0])])
 
     # ------------------------------------------------------------------------------ the conductor's part
 
@@ -372,6 +389,19 @@ class OneRank:
             new_places = [pool.new_place() for _ in range(count - len(has))]
             pool.swaps[said.job] = [*has, *new_places]
             self._on(rank, SwapAnswered(said.job, [*[None] * len(has), *new_places]))
+
+
+class Knows:
+    """Drafts what is known to come, but for each seventh token. answers: of the branches, by their names."""
+
+    def __init__(self, answers: dict[Branch, list[int]], job: Job, branch: int) -> None:
+        self._answer = answers[_branch_of(JobId(job.request_id, 0, branch))]
+
+    def after(self, sequence: TokenSequence, most: int) -> tuple[list[int], bool]:
+        """Return the next tokens."""
+        first = sequence.answered
+        known = enumerate(self._answer[first : first + most], first)
+        return [abs(token - (index % 7 == 6)) for index, token in known], False
 
 
 def go_on(model: Model, cases: Sequence[Case]) -> list[tuple[int, ...]]:

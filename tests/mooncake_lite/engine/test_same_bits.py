@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from scheduler.instance import Limits
 from store.layout import BlockLayout
 from store.tier import HDF5Tier
 from tests.mooncake_lite.engine.byte_pool import BytePool
-from tests.mooncake_lite.engine.one_rank import OneRank
+from tests.mooncake_lite.engine.one_rank import Knows, OneRank
 from tests.mooncake_lite.model.conftest import tiny_model
 
 WHOLE = Limits(1000, sequences=12, prefills=4, chunked=False)
@@ -65,8 +66,8 @@ def assert_same_bits(found: Logits, expected: Logits) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Model) -> Logits:
-    """Of each answer computed alone."""
+def alone(model: Model) -> OneRank:
+    """A rank that has computed each answer alone."""
     before = numba.get_num_threads()
     use_threads(1)
     rank = OneRank(model, 40, ALONE, keep_logits=True)
@@ -75,8 +76,15 @@ def expected(model: Model) -> Logits:
             rank.ask(f"{number}.{branch}", prompt, SAMPLING, TOKENS, 1, branch)
     rank.settle()
     use_threads(before)
+    return rank
+
+
+@pytest.fixture(scope="module")
+def expected(alone: OneRank) -> Logits:
+    """Of each answer computed alone."""
     return {
-        ((name.partition(".")[0], branch), index): row for ((name, branch), index), row in rank.logits.items()
+        ((name.partition(".")[0], branch), index): row
+        for ((name, branch), index), row in alone.logits.items()
     }
 
 
@@ -91,16 +99,22 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
 @pytest.mark.parametrize("way", list(WAYS))
-def test_the_logits_of_an_answer_have_the_same_bits(way: str, model: Model, expected: Logits) -> None:
+def test_the_logits_of_an_answer_have_the_same_bits(
+    way: str, drafts: bool, model: Model, alone: OneRank, expected: Logits
+) -> None:
+    answers = {(name.partition(".")[0], branch): ids for (name, branch), ids in alone.answers.items()}
     use_threads(1 + ("threads" in way))
     options = dict(WAYS[way])
     pool = new_pool(model) if "split" in options or "preemption" in options else None
     limits = replace(WHOLE, late="stages" in options)
-    rank = OneRank(model, options.pop("num_pages"), limits, pool=pool, keep_logits=True, **options)
+    rank = OneRank(model, options.pop("num_pages"), limits, pool=pool, keep_logits=True, **options,
+                   new_drafter=partial(Knows, answers) if drafts else None)  # fmt: skip
     for number, prompt in reversed(list(enumerate(prompts(LENGTHS)))):
         rank.ask(str(number), prompt, SAMPLING, TOKENS, N)
     rank.settle()
+    assert bool(rank.seen["drafts"] > rank.seen["accepted"] > 0) == drafts, rank.seen
     assert rank.seen["copied"], "no page was shared by branches"
     assert not rank.seen["preempted"]
     assert bool(rank.seen["swapped"]) == ("swaps" in way)
