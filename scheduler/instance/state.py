@@ -99,7 +99,7 @@ class State:
     swapping: list[Task] = field(default_factory=list)
     preemption: Preemption = "recompute"
     leaving: list[Task] = field(default_factory=list)
-    new_drafter: NewDrafter | None = None
+    new_drafter: NewDrafter | None = field(default=None, compare=False)
     next_key: NextKey | None = None
     prefix: PrefixCache = field(default_factory=PrefixCache)
     puts: dict[int, Put] = field(default_factory=dict)

@@ -17,6 +17,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "sharing": ("off", "hash", "radix"),
     "sampling": ("greedy", "sampled", "nucleus", "n=3"),
     "moves": ("blocks", "layers", "stages"),
+    "drafts": ("off", "on"),
 }
 """The values of each dimension.
 
@@ -29,6 +30,7 @@ sharing      how a rank shares pages between prompts
 sampling     how tokens are chosen
 moves        KV goes to and from the pool by whole blocks, or by layers beside the passes, or each stage of a
              pipeline moves its layers
+drafts       the running batch computes drafts beside its tokens, most of them right
 """
 
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -46,6 +48,7 @@ class Cell:
     sharing: str
     sampling: str
     moves: str
+    drafts: str = "off"
 
     @property
     def name(self) -> str:

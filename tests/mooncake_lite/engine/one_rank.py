@@ -6,6 +6,8 @@ at once: a preempted branch comes again as a request of its own, and blocks get 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -161,7 +163,8 @@ class OneRank:
             )
             for some in duties
         ]
-        self.state.new_drafter = new_drafter
+        if new_drafter is not None:
+            self.draft_with(new_drafter)
         self.split, self.pool, self.reuses = split, pool, reuses
         self.jobs: dict[str, Job] = {}
         self.answers: dict[Branch, list[int]] = defaultdict(list)
@@ -177,6 +180,11 @@ class OneRank:
     def state(self) -> State:
         """Return the books of the rank that decodes."""
         return self.ranks[-1].state
+
+    def draft_with(self, new_drafter: NewDrafter) -> None:
+        """Let the running batch have drafts wherever there is room: rows cost next to nothing."""
+        self.state.new_drafter = new_drafter
+        self.state.limits = dataclasses.replace(self.state.limits, row_costs=((1, 1.0), (32, 1.001)))
 
     def ask(
         self,
@@ -229,6 +237,12 @@ class OneRank:
         self.seen["came by layers"] += step.ahead is not None
         self.seen["left by layers"] += any(write.behind for write in step.writes)
         result = rank.runner.run(step)
+        tokens = iter(result.tokens)
+        for chunk in step.chunks:
+            drawn = [*itertools.islice(tokens, len(chunk.draws))]
+            if len(chunk.rows) > 1:
+                self.seen["drafts"] += len(drawn) - 1
+                self.seen["accepted"] += accepted(chunk, drawn)
         if self.keep_logits:
             self._keep(rank, step, list(result.tokens))
         self._hear(rank, on(rank.state, result, 0.0))
@@ -265,10 +279,6 @@ class OneRank:
         drawing = [row for chunk in step.chunks if chunk.draws for row in chunk.rows]
         drawn = iter(tokens)
         said = {id(draw): next(drawn, NO_TOKEN) for row in drawing for draw in row.draws}
-        for chunk in (chunk for chunk in step.chunks if len(chunk.rows) > 1):
-            right = [said[id(draw)] for draw in chunk.draws]
-            self.seen["drafts"] += len(right) - 1
-            self.seen["accepted"] += accepted(chunk, right)
         before: list[int] = []
         for row, logits in zip(drawing, rank.model.heard[: len(drawing)], strict=True):
             before = before * bool(row.draws[0].ahead)

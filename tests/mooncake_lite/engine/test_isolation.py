@@ -136,6 +136,17 @@ def test_passes_in_a_row_that_raise_without_a_chunk_at_fault_end_the_rank(betwee
         runner.run(Step(0.0, chunks=pair))
 
 
+def test_a_chunk_that_raises_with_its_drafts_alone_is_computed_without_them_however_often() -> None:
+    engine: Any = Engine()
+    engine.fails = poisoned
+    runner, draws = Runner(engine), (DRAW, DRAW, DRAW)
+    drafted = Chunk(JobId("a", 0), (3, 99, 4), 5, PAGES, draws, False)
+    for _ in range(3 * MOST_UNEXPLAINED):
+        result = runner.run(Step(0.0, chunks=(drafted, chunk("b", 5))))
+        assert list(result.tokens) == [4, NO_TOKEN, NO_TOKEN, 6]
+        assert not result.faults
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -110,6 +110,30 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_in_pages_and_blocks(
         assert rank.answers[f"poison {number}", 0] == [NAN]
 
 
+class DraftsPoison:
+    """Drafts tokens whose embedding is no number."""
+
+    def __init__(self, job: object, branch: int) -> None:
+        pass
+
+    def after(self, sequence: object, most: int) -> tuple[list[int], bool]:
+        return [NAN, INFINITE, PARTLY, 3, 4, 5, 6][:most], False
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_a_poison_that_is_a_draft_alone_changes_nothing(cell: Cell, poisoned: Model) -> None:
+    plain, rank = ranks(cell, poisoned), ranks(cell, poisoned)
+    rank.draft_with(DraftsPoison)
+    for one in (plain, rank):
+        for ask in (*ask_plain(one, "once"), *ask_plain(one, "twice")):
+            ask()
+        one.settle()
+        one.assert_at_rest()
+    assert rank.seen["drafts"] > 10 * len(PLAIN)
+    assert not rank.faults
+    assert rank.answers == plain.answers
+
+
 def test_a_head_that_is_no_number_fails_every_request_whatever_it_asks_for(tmp_path: Path) -> None:
     oracle = tiny_model("llama", tmp_path, num_hidden_layers=2, tie_word_embeddings=False)
     with torch.no_grad():

@@ -52,6 +52,28 @@ def test_the_smallest_temperatures_take_the_best(temperature: float) -> None:
         assert sample(logits, Sampling(temperature=temperature, top_p=top_p, seed=3), 0) == 2
 
 
+SETTINGS = {
+    "greedy": Sampling(0.0, logprobs=3),
+    "drawn": Sampling(0.8, seed=4, logprobs=0),
+    "nucleus": Sampling(0.8, top_p=0.9, top_k=5, min_p=0.01, seed=4),
+    "repetition": Sampling(0.7, repetition_penalty=1.7, seed=2),
+    "presence": Sampling(0.7, presence_penalty=1.1, frequency_penalty=0.7, seed=3),
+    "bias": Sampling(0.7, logit_bias={3: 2.0}, min_tokens=6, seed=1),
+}
+
+
+@pytest.mark.parametrize("how", list(SETTINGS))
+def test_a_token_behind_drafts_is_drawn_as_if_they_were_said(how: str) -> None:
+    chosen, sampling = np.random.default_rng(3), SETTINGS[how]
+    for _ in range(60):
+        ids, cut = chosen.integers(0, 6, 9).tolist(), int(chosen.integers(1, 5))
+        logits = chosen.normal(size=(1, 6)).astype(np.float32)
+        stops = frozenset({5})
+        ahead = Draw(sampling, ids[:-cut], 5, stops, 1, tuple(ids[-cut:]))
+        assert sample_rows(logits, [ahead]) == sample_rows(logits, [Draw(sampling, ids, 5, stops, 1)])
+        assert (ahead.position, list(ahead.before)) == (9, ids)
+
+
 def test_temperature_flattens_and_sharpens() -> None:
     assert np.abs(shares(LOGITS, Sampling(2.0, seed=2)) - softmax(LOGITS / 2)).max() < 0.03
 

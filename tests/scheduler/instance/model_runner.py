@@ -141,10 +141,13 @@ class ModelRunner:
             before = self._at(chunk.pages, chunk.start - 1)
             assert before is not None, "a token is computed before the one in front of it"
             value = before
+        values = []
         for position, token in enumerate(chunk.token_ids, chunk.start):
             value = hash((value, token))
             self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
-        return [choose(value, draw.branch) for draw in chunk.draws]
+            values.append(value)
+        drawn_after = [value] * len(chunk.draws) if chunk.prompt else values
+        return [choose(after, draw.branch) for after, draw in zip(drawn_after, chunk.draws, strict=True)]
 
     def _spoil(self, chunk: Chunk) -> None:
         """Leave wrong KV of a chunk's tokens."""

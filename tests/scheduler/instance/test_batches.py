@@ -46,7 +46,7 @@ def test_a_chunk_fills_what_the_running_batch_leaves_of_the_budget() -> None:
     step, said = rank.step()
     assert sizes(step) == {"old": 1, "new": 7}
     assert [chunk.job[0] for chunk in step.chunks] == ["old", "new"]
-    assert said[0] == Iterated(1, [0.5], [1.0], step.chunks[0].end, alone=False)
+    assert said[0] == Iterated(1, [0.5], [1.0], step.chunks[0].end, False, rows=1)
 
 
 def test_without_chunks_a_prompt_is_computed_whole_beside_the_running_batch() -> None:

@@ -37,7 +37,7 @@ def test_requests_join_and_leave_between_two_iterations() -> None:
     step, said = rank.step()
     assert [chunk.job[0] for chunk in step.chunks] == ["a", "b"]
     seconds = rank.now - passed
-    assert said[0] == Iterated(2, [0.5], [seconds], sum(chunk.end for chunk in step.chunks), alone=True)
+    assert said[0] == Iterated(2, [0.5], [seconds], sum(chunk.end for chunk in step.chunks), True, rows=2)
     assert rank.until(Ended).job == JobId("b", 0)
     assert running(rank) == ["a"]
 

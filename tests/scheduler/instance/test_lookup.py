@@ -1,0 +1,81 @@
+"""Prompt lookup: what followed the answer's last tokens before, and never what follows the prompt's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.instance.lookup import KEYS, Lookup
+from scheduler.instance.sequence import Sequence
+from tests.scheduler.instance.rank import job
+
+pytestmark = pytest.mark.quick
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 90, 91, 92]
+"""The last three are the end of a template."""
+
+
+def drafts(prompt: list[int], answer: list[int], most: int = 7, **more: object) -> tuple[list[int], bool]:
+    stops = frozenset(more.pop("stops", ()))  # type: ignore[call-overload]
+    lookup = Lookup(job("a", ["decode"], prompt, **more))
+    found, predicted = lookup.after(Sequence([*prompt, *answer], len(answer), 99, 99, stops), most)
+    return list(found), predicted
+
+
+def test_what_followed_the_last_tokens_of_the_answer_is_drafted_up_to_the_end_of_the_prompt() -> None:
+    assert drafts(PROMPT, [2, 3, 4]) == ([5, 6, 7, 90, 91, 92], False)
+    assert drafts(PROMPT, [2, 3, 4], 2) == ([5, 6], False)
+
+
+def test_the_longest_key_counts_and_of_equal_ones_the_last_place() -> None:
+    assert drafts([1, 2, 3, 8, 9, 2, 3, 7], [1, 2, 3], 1) == ([8], False)
+    assert drafts([9, 2, 3, 8, 9, 2, 3, 7], [1, 2, 3], 1) == ([7], False)
+
+
+def test_the_end_of_the_prompt_is_no_key_when_an_answer_begins() -> None:
+    """A conversation has the template's end before each earlier answer."""
+    prompt = [*PROMPT, 50, 51, *PROMPT]
+    assert drafts(prompt, []) == ([], False)
+    assert drafts(prompt, [50]) == ([], False)
+    assert drafts(prompt, [50, 51]) == (PROMPT[:7], False)
+
+
+def test_what_the_answer_has_said_is_drafted_too() -> None:
+    assert drafts([1], [5, 6, 7, 8, 5, 6, 7]) == ([8, 5, 6, 7], False)
+
+
+def test_an_end_token_is_no_draft() -> None:
+    assert drafts(PROMPT, [2, 3, 4], stops=[6]) == ([5], False)
+    assert drafts(PROMPT, [2, 3, 4], stops=[5]) == ([], False)
+
+
+def test_a_prediction_is_drafted_from_its_beginning_and_again_after_a_difference() -> None:
+    predicted = [30, 31, 32, 33, 34, 35]
+    assert drafts(PROMPT, [30], predicted=predicted) == ([31, 32, 33, 34, 35], True)
+    assert drafts(PROMPT, [31], predicted=predicted) == ([], False)
+    assert drafts(PROMPT, [77, 32, 33], 2, predicted=predicted) == ([34, 35], True)
+    assert drafts(PROMPT, [2, 3, 4], predicted=predicted) == ([5, 6, 7, 90, 91, 92], False)
+    assert drafts(PROMPT, [2, 3, 4], predicted=[2, 3, 4, 8]) == ([8], True)
+
+
+IDS = st.integers(0, 3).map(lambda number: number * 0x01010101)
+"""Each byte of a token is the same, so that keys stand between two tokens, too."""
+
+
+@given(st.lists(IDS, min_size=1, max_size=30), st.lists(IDS, max_size=30), st.integers(1, 8))
+def test_the_search_is_that_of_a_plain_loop(prompt: list[int], answer: list[int], most: int) -> None:
+    ids, expected = [*prompt, *answer], list[int]()
+    for size in KEYS:
+        if len(answer) < size or expected:
+            continue
+        places = [at for at in range(len(ids) - size) if ids[at : at + size] == ids[-size:]]
+        if places:
+            first = places[-1] + size
+            end = len(prompt) if first < len(prompt) else len(ids)
+            expected = ids[first : min(first + most, end)]
+    lookup = Lookup(job("a", ["decode"], prompt))
+    for told in range(0, len(answer) + 1):  # it goes on from what it has read
+        sequence = Sequence([*prompt, *answer[:told]], told, 99, 99, frozenset())
+        found, predicted = lookup.after(sequence, most)
+    assert (list(found), predicted) == (expected, False)
