@@ -17,8 +17,9 @@ from itertools import islice, pairwise
 from msgspec.structs import replace
 
 from scheduler.instance.limits import Limits
+from scheduler.instance.outcomes import Iterated
 from scheduler.instance.state import State
-from scheduler.instance.step import NO_TOKEN, Chunk
+from scheduler.instance.step import NO_TOKEN, Chunk, Result
 from scheduler.instance.task import Task
 
 LENGTHS = (3, 7)
@@ -124,3 +125,19 @@ def note_acceptance(task: Task, drafted: int, count: int) -> None:
     """Add a pass to a task's mean acceptance: `count` drafts were right, and the next one was not, if any."""
     for right in (1.0,) * count + (0.0,) * (count < drafted):
         task.acceptance += WEIGHT * (right - task.acceptance)
+
+
+def summed(batch: Seq[tuple[Chunk, int]], result: Result, seconds: float, computed: int) -> Iterated:
+    """Sum up a pass, the last one of its result.
+
+    batch      chunks of the running batch, each with the number of its drafts that count
+    seconds    from the pass before; computed: tokens of the pass, those of prompts included
+    """
+    before = len(result.passes)
+    rows = drafts = kept = context = 0
+    for chunk, count in batch:
+        size = len(chunk.token_ids)
+        rows, drafts, kept = rows + size, drafts + (size > 1), kept + count
+        context += size * (chunk.start + before) + size * (size + 1) // 2
+    tokens, drafted, alone = len(batch) + kept, rows - len(batch), computed == rows
+    return Iterated(tokens, [result.compute_s], [seconds], context, alone, rows, drafts, drafted, kept)

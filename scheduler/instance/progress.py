@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scheduler.instance import outcomes
-from scheduler.instance.drafts import accepted, note_acceptance
+from scheduler.instance.drafts import accepted, note_acceptance, summed
 from scheduler.instance.events import Moved
 from scheduler.instance.faults import Attempt, end_job, fail_job, faults_of, not_finite
 from scheduler.instance.job import DECODE, PREFILL
@@ -207,7 +207,8 @@ def _tokens(state: State, result: Result, faults: dict[Attempt, Fault], now: flo
         if chunk.draws:
             said += _computed(state, task, chunk, drawn, now)
     if batch:
-        said.insert(0, _iterated(state, result, batch, computed, now))
+        seconds = result.compute_s if state.passed_at is None else now - state.passed_at
+        said.insert(0, summed(batch, result, seconds, computed))
     for fault in faults.values():
         said += fail_job(state, fault)
     return said
@@ -233,23 +234,6 @@ def _drafted(
         if ends:
             return row
     return count
-
-
-def _iterated(
-    state: State, result: Result, batch: list[tuple[Chunk, int]], computed: int, now: float
-) -> outcomes.Iterated:
-    """Sum a pass up: (chunk of the running batch, drafts accepted), and all tokens that it computed."""
-    before = len(result.passes)
-    seconds = result.compute_s if state.passed_at is None else now - state.passed_at
-    rows = drafts = accepted_drafts = context = 0
-    for chunk, count in batch:
-        size = len(chunk.token_ids)
-        rows, drafts, accepted_drafts = rows + size, drafts + (size > 1), accepted_drafts + count
-        context += size * (chunk.start + before) + size * (size + 1) // 2
-    return outcomes.Iterated(
-        len(batch) + accepted_drafts, [result.compute_s], [seconds], context, computed == rows,
-        rows, drafts, rows - len(batch), accepted_drafts,
-    )  # fmt: skip
 
 
 def _computed(

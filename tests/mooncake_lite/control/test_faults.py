@@ -357,7 +357,7 @@ MISTAKES = {
     "a lost request is not tried again": Mistake(Requests, "lose", Requests.fail, 117),
     "epochs do not matter": Mistake(Control, "_is_of_this_epoch", lambda self, event: True, 83),
     "attempts do not matter": Mistake(Requests, "current", attempts_do_not_matter, 96),
-    "ends are not told": Mistake(Requests, "fail_all", skip, 113),
+    "ends are not told": Mistake(Requests, "fail_all", skip, 67),
     "the first answer ends its siblings": Mistake(Reports, "on_decode_ended", first_answer_ends_all, 117),
     "KV may go to any decode rank": Mistake(Room, "_only_segment", lambda self, record: None, 93),
     "withheld tokens are never released": Mistake(Reports, "_release", skip, 83),
@@ -375,18 +375,18 @@ MISTAKES = {
     "adopted blocks are not compared": Mistake(
         Adoption, "check_of", lambda self, object_id, now, always=False: 0, 3, DEATHS
     ),
-    "a lost rank is thought to work on": Mistake(Grants, "rank_lost", skip, 0, DEATHS),
+    "a lost rank is thought to work on": Mistake(Grants, "rank_lost", skip, 50, DEATHS),
     "a request ends when its rank says so": Mistake(Requests, "end_answered", Requests.finish, 115, DEATHS),
     "a decode may read what was lost": Mistake(Requests, "is_sound", lambda self, record: True, 47, DEATHS),
     "a rank that cannot be reached writes nothing": Mistake(
         Quarantine,
         "hold",
         lambda self, writer: [self.remove(one) for one in self.of_writer(writer)],
-        0,
+        60,
         DEATHS,
     ),
     "blocks of a lost rank can be read": Mistake(
-        Directory, "remove_segment", lambda self, rank: [], 8, DEATHS
+        Directory, "remove_segment", lambda self, rank: [], 27, DEATHS
     ),
     "a recall changes nothing": Mistake(RequestRecord, "go_on_from", skip, 47, DEATHS),
     "the place of a failed copy is used while its bytes may come": Mistake(
@@ -396,8 +396,9 @@ MISTAKES = {
         world, "carry", carry_all, 2, KILLED_COMMANDS, "which was gone before"
     ),
     "a missing token goes unnoticed": Mistake(progress, "faults_of", lambda result: {}, 0, POISON),
-    "other branches of a job at fault go on": Mistake(faults, "_tasks", of_job_alone, 0, POISON),
+    "other branches of a job at fault go on": Mistake(faults, "_tasks", of_job_alone, 94, POISON),
     "what a pass at fault computed is noted": Mistake(progress, "_tokens", noted_all_the_same, 1, POISON),
+    "every draft is accepted": Mistake(progress, "accepted", lambda chunk, drawn: len(drawn) - 1, 6),
     "a job fails while its blocks fly": Mistake(progress, "fail_job", failed_while_blocks_fly, 2, POISON),
 }
 

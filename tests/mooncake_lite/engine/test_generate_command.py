@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from rich.console import Console
 
 from mooncake_lite.cli import main
 from mooncake_lite.engine import commands, compiling, local
+from mooncake_lite.engine.runner import Runner
 from mooncake_lite.errors import ModelError
+from scheduler.instance import Result, Step
 from tests.mooncake_lite.model.sound_folder import add_token, rewrite, sound_folder
 
 
@@ -73,6 +76,37 @@ def test_it_answers_where_the_system_tells_no_affinity(
     assert "Paris" in capsys.readouterr().out
 
 
+def test_drafts_change_no_bit_of_an_answer_that_repeats_its_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Counter[int]()
+    run = Runner.run
+
+    def counting(self: Runner, step: Step) -> Result:
+        rows.update(len(chunk.token_ids) for chunk in step.chunks if not chunk.prompt)
+        return run(self, step)
+
+    monkeypatch.setattr(Runner, "run", counting)
+    prompt = (
+        "Copy this text word by word:\nThe harbour of the old town lies below a hill. In the morning "
+    )
+    prompt += "the fishing boats come back with herring and cod, and the auction begins before seven."
+    shown = []
+    for how in ("off", "prompt-lookup"):
+        assert main(["generate", prompt, "--max-tokens", "40", "--batch-invariant", "--speculate", how]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert rows[1] < 60, "few drafts were right"
+    assert rows[4] + rows[8] > 3
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("value", ["ngram", "0.5", ""])
+def test_a_wrong_word_for_drafts_is_told_in_one_line(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hello", "--speculate", value]) == 2
+    assert capsys.readouterr().err == f"mooncake-lite: error: speculate={value!r}: use off or prompt-lookup\n"
+
+
 def compile_for(clock: SimpleNamespace, seconds: float) -> None:
     """A step that is not in the cache."""
     with event.trigger_event("numba:compile", data={}):
@@ -85,7 +119,7 @@ def test_compiling_is_shown_on_stderr_and_is_no_part_of_the_rate(
 ) -> None:
     clock = SimpleNamespace(now=0.0)
 
-    def tokens(*arguments: object) -> Iterator[tuple[int, int]]:
+    def tokens(*arguments: object, speculates: bool) -> Iterator[tuple[int, int]]:
         for token in range(3):
             clock.now += 0.1
             yield 0, token

@@ -69,8 +69,9 @@ def tight(seed: int) -> DrawnSetting:
     pages = 17 * shape.layout.block_tokens // shape.page_tokens
     segments = [60 if role == "store" else lent for role, lent in zip(shape.config.roles, shape.segments)]
     shape = replace(
-        shape, pages=pages, slots=8, segments=segments, preemption="swap" if has_pool else "recompute"
-    )
+        shape, pages=pages, slots=8, segments=segments, preemption="swap" if has_pool else "recompute",
+        new_drafter=None,
+    )  # fmt: skip
     return replace(setting, shape=shape)
 
 
