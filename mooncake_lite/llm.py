@@ -89,6 +89,7 @@ class SamplingParams(SamplingBody, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    speculate: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,14 @@ def test_the_page_lists_each_metric_of_the_conductor() -> None:
     assert cells(METRICS, "## Of the conductor", "The pool, from") == names
 
 
+def test_the_page_lists_each_counter_of_a_rank_that_computes() -> None:
+    code = (ROOT / "mooncake_lite/ranks/computing/machine.py").read_text(encoding="utf-8")
+    counted = set(re.findall(r'self\.counters\["(\w+)"\]', code))
+
+    assert "spec_decode_num_draft_tokens_total" in counted
+    assert counted <= cells(METRICS, "Prefill, decode and compute ranks;", "Store ranks;")
+
+
 def test_the_page_lists_each_counter_of_the_pool_and_of_the_tier() -> None:
     pool = cells(METRICS, "The pool, from", "## Of the ranks")
     tier = cells(METRICS, "Store ranks;", "## Some questions")

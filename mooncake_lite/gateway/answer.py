@@ -42,7 +42,7 @@ class AnswerText:
     """Turns the tokens of one answer into text: whole characters, up to the first stop string.
 
     number   of the prompt
-    tally    counts each token that was used, those of a stop string included
+    tally    counts each token that was used, those of a stop string included, and those of the prediction
     finish   why the answer has ended; None before its end
 
     A completion goes on where its prompt ends. Stop strings count only after min_tokens.
@@ -55,6 +55,7 @@ class AnswerText:
         self._stops = StopFinder(prepared.stops)
         self._min_tokens = body.sampling.min_tokens
         self._tally = tally
+        tally.predicted += len(body.predicted)
         self._before = "".join(prepared.echoes[number])
         self._prompt: tuple[TokenLogprobs, ...] = ()
         self._held: deque[tuple[int, Logprobs, bool]] = deque()
@@ -74,6 +75,7 @@ class AnswerText:
         for token, found in zip(message.token_ids, message.logprobs or itertools.repeat(None)):
             self.num_tokens += 1
             self._tally.completion_tokens += 1
+            self._tally.accepted += message.predicted
             if found is not None:
                 self._held.append((token, found, self._detokenizer.is_at_start))
             texts = self._detokenizer.texts([token])

@@ -19,6 +19,13 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Tokens of a prediction that are in the answer as drafts, and the others."""
+
+    accepted_prediction_tokens: Count
+    rejected_prediction_tokens: Count
+
+
 class Usage(msgspec.Struct):
     """Tokens of one request."""
 
@@ -26,6 +33,7 @@ class Usage(msgspec.Struct):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class AssistantMessage(msgspec.Struct):

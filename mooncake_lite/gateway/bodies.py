@@ -54,6 +54,13 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: Annotated[str | None, Meta(extra_json_schema={"type": "string"})] = None
 
 
+class Prediction(msgspec.Struct, kw_only=True):
+    """A text that the answer will mostly repeat; of types there is only "content"."""
+
+    type: Annotated[str, Meta(extra_json_schema={"const": "content"})]
+    content: str | list[ContentPart]
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     """What is checked of a message; all its fields reach the chat template."""
 
@@ -76,6 +83,7 @@ class GenerateBody(SamplingBody, kw_only=True):
     ignore_eos: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
+    speculate: bool | None = None
 
 
 class ChatBody(GenerateBody, kw_only=True):
@@ -84,6 +92,7 @@ class ChatBody(GenerateBody, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    prediction: Prediction | None = None
 
 
 class CompletionBody(GenerateBody, kw_only=True):
@@ -125,6 +134,8 @@ class Ask:
     echo         the prompt stands before its answers
     max_tokens   None when the client left it out; 0: the prompt's KV is computed, and no answer
     seeded       whether the client gave the seed
+    speculate    whether drafts are made; None when the client left it out
+    prediction   what the client expects as the answer; None: there is no prediction
     """
 
     chat: bool
@@ -142,6 +153,8 @@ class Ask:
     ignore_eos: bool
     add_special_tokens: bool
     cache_salt: str
+    speculate: bool | None
+    prediction: str | None
 
 
 def parse_chat(raw: bytes, defaults: Sampling = OPENAI) -> Ask:
@@ -188,12 +201,33 @@ def _check_messages(messages: list[ChatMessage]) -> None:
         where = f"messages[{i}].content"
         if message.content is None and message.role != "assistant":
             raise RequestError(f"a message of role {message.role} needs content", param=where)
-        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.type != "text" or part.text is None:
-                raise RequestError(
-                    f"content part of type {part.type!r} is not supported; only text parts are",
-                    param=f"{where}[{j}]",
-                )
+        _text_of(message.content or "", where)
+
+
+def _text_of(content: str | list[ContentPart], where: str) -> str:
+    """Return a content as one text. Raises RequestError for a part that is no text."""
+    if isinstance(content, str):
+        return content
+    for j, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise RequestError(
+                f"content part of type {part.type!r} is not supported; only text parts are",
+                param=f"{where}[{j}]",
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _prediction(body: GenerateBody) -> str | None:
+    """Return the text that is predicted, of a chat alone. Raises RequestError for what is no text."""
+    prediction = body.prediction if isinstance(body, ChatBody) else None
+    if prediction is None:
+        return None
+    if prediction.type != "content":
+        raise RequestError(
+            f'a prediction of type {prediction.type!r} is not supported; set it to "content"',
+            param="prediction.type",
+        )
+    return _text_of(prediction.content, "prediction.content")
 
 
 def _typed(raw: bytes, kind: type[Any], neutral: dict[str, tuple[Any, ...]] = NEUTRAL) -> Any:
@@ -302,6 +336,8 @@ def _ask(
         ignore_eos=bool(body.ignore_eos),
         add_special_tokens=not chat if special is None else special,
         cache_salt=body.cache_salt or "",
+        speculate=body.speculate,
+        prediction=_prediction(body),
     )
 
 

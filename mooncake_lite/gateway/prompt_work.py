@@ -137,6 +137,7 @@ class PromptWork:
         reuse = config.enable_prefix_caching and not scored
         salt = salt_of(self._settings.fingerprint, ask.cache_salt) if reuse else b""
         fresh = not ask.seeded and number > 0  # equal prompts of one request get different answers
+        usual = config.speculate != "off" or ask.prediction is not None
         request = RequestArrived(
             request_id=f"{request_id}-{number}" if number else request_id,
             num_tokens=len(token_ids),
@@ -153,6 +154,8 @@ class PromptWork:
             salt=salt,
             sampling=replace(ask.sampling, seed=secrets.randbits(63)) if fresh else ask.sampling,
             stop_ids=[*ask.stop_ids, *([] if ask.ignore_eos else self.tokenizer.eos_ids)],
+            speculates=usual if ask.speculate is None else ask.speculate,
+            predicted=self._predicted(ask.prediction or ""),
         )
         return Submit(request, body)
 
@@ -221,6 +224,13 @@ class PromptWork:
         self._check_ids(ids, field)
         return ids
 
+    def _predicted(self, text: str) -> list[int]:
+        """Return the ids of a predicted answer. Raises RequestError for more of them than the context has."""
+        self._check_length(text, "prediction")
+        ids = self.tokenizer.encode(text, add_special_tokens=False, param="prediction")
+        self._check_room(len(ids), "prediction")
+        return ids
+
     def _encode(self, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
         ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens, param=field)
         if not ids:
@@ -231,20 +241,21 @@ class PromptWork:
         """Raises RequestError for a text that cannot fit, however it is tokenised."""
         fewest = self.tokenizer.fewest_tokens(text)
         if fewest >= self._settings.max_model_len:
-            nbytes = len(text.encode(errors="replace"))
+            nbytes, (what, other) = len(text.encode(errors="replace")), _parts(field)
             raise self._too_long(
-                f"the prompt has {nbytes} bytes, at least {fewest} tokens, and one is needed for the answer; "
-                "shorten the prompt",
+                f"the {what} has {nbytes} bytes, at least {fewest} tokens, and one is needed for the "
+                f"{other}; shorten the {what}",
                 field,
             )
 
-    def _check_room(self, prompt_tokens: int, field: str) -> None:
-        """Raises RequestError when the prompt leaves no room for an answer."""
+    def _check_room(self, num_tokens: int, field: str) -> None:
+        """Raises RequestError when a prompt leaves no room for an answer, or a predicted answer for it."""
         length = self._settings.max_model_len
-        if prompt_tokens >= length:
+        if num_tokens >= length:
+            what, other = _parts(field)
             raise self._too_long(
-                f"the prompt has {prompt_tokens} tokens, and one is needed for the answer; shorten the "
-                f"prompt by {1 + prompt_tokens - length} tokens or more",
+                f"the {what} has {num_tokens} tokens, and one is needed for the {other}; shorten the "
+                f"{what} by {1 + num_tokens - length} tokens or more",
                 field,
             )
 
@@ -284,6 +295,11 @@ def _prompt_field(ask: bodies.Ask, number: int) -> str:
     if ask.chat:
         return "messages"
     return f"prompt[{number}]" if len(ask.prompts) > 1 else "prompt"
+
+
+def _parts(field: str) -> tuple[str, str]:
+    """Return what a field has of the context, and what else is in the context."""
+    return ("prediction", "prompt") if field == "prediction" else ("prompt", "answer")
 
 
 def check_model(model: str | None, served_id: str) -> None:

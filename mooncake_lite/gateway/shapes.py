@@ -24,20 +24,29 @@ Logprobs = Sequence[TokenLogprobs]
 class Tally:
     """The usage of one request so far, with all its prompts and answers.
 
+    predicted       tokens of the prediction, once for each answer
+    accepted        tokens of the answers that were drafts from the prediction
     cached_tokens   prompt tokens whose KV was reused, by tier
     spans           stages, as the ranks measured them
     """
 
     prompt_tokens: int
     completion_tokens: int = 0
+    predicted: int = 0
+    accepted: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
 
     def usage(self) -> types.Usage:
         """OpenAI's usage object."""
         total = self.prompt_tokens + self.completion_tokens
-        details = types.PromptTokensDetails(sum(self.cached_tokens.values()))
-        return types.Usage(self.prompt_tokens, self.completion_tokens, total, details)
+        return types.Usage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            total,
+            types.PromptTokensDetails(sum(self.cached_tokens.values())),
+            types.CompletionTokensDetails(self.accepted, max(0, self.predicted - self.accepted)),
+        )
 
     def trace(self) -> dict[str, Any]:
         """Return the origins of cached tokens and the times of stages, our own addition to an answer."""

@@ -74,6 +74,7 @@ class Figures:
     ready            None: unknown, as with all others
     ttft_s, tpot_s   medians
     cached_share     of the prompt tokens that were looked up, 0 to 1
+    accepted_share   of the drafts that were checked, 0 to 1
     stages           open requests by stage, in the order of a request's life
     recent, ever     lookups in these seconds, and since the start
     """
@@ -90,6 +91,7 @@ class Figures:
     prompt_tokens_per_s: float | None
     answer_tokens_per_s: float | None
     cached_share: float | None
+    accepted_share: float | None
     ranks: list[Rank]
     stages: dict[str, float]
     tiers: list[Tier]
@@ -172,6 +174,9 @@ def figures_of(before: Sample, now: Sample) -> Figures:
     """Return the picture of the time between two samples of one server."""
     change = Change(before, now)
     reused, prompts = (change.total(f"prefix_cache_{name}_total") for name in ("hits", "queries"))
+    accepted, drafted = (
+        change.total(f"spec_decode_num_{name}_tokens_total") for name in ("accepted", "draft")
+    )
     info = next((labels for labels, _ in now.values.get("server_info", [])), {})
     ready = now.total("ready")
     return Figures(
@@ -187,6 +192,7 @@ def figures_of(before: Sample, now: Sample) -> Figures:
         prompt_tokens_per_s=change.rate("prefill_computed_tokens_total"),
         answer_tokens_per_s=change.rate("decode_tokens_total"),
         cached_share=min(reused / prompts, 1.0) if prompts else None,
+        accepted_share=min(accepted / drafted, 1.0) if drafted else None,
         ranks=_ranks(change),
         stages={stage: count for (stage,), count in now.by("requests_by_stage", "stage").items()},
         tiers=_tiers(now),

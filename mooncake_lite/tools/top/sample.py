@@ -32,6 +32,7 @@ READ = {
     *("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running"),
     *("decode_requests_waiting", "decode_requests_running"),
     *("kv_cache_pages", "kv_cache_pages_used", "prefill_computed_tokens_total", "decode_tokens_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
     *("pool_segment_bytes", "pool_segment_free_bytes", "pool_segment_blocks"),
     *("pool_blocks_looked_up_total", "pool_hits_dram_total", "pool_hits_ssd_total", "pool_keys_ssd"),
     *("moved_bytes_total", "tier_bytes_written_total", "tier_bytes_loaded_total"),

@@ -77,6 +77,8 @@ def picture(figures: Figures, watching: Watching, width: int, height: int) -> Re
     bottom.add_column(width=width - moved_width)
     bottom.add_column(width=moved_width)
     has_ssd = any(tier.name == SSD for tier in figures.tiers)
+    share = figures.accepted_share
+    title = "ranks" if share is None else f"ranks, {numbers.percent(share)} of drafts accepted"
     bottom.add_row(
         _panel(f"pool, hits of DRAM + {SSD}" if has_ssd else "pool", Group(*pool), rows=low),
         _panel(
@@ -87,7 +89,7 @@ def picture(figures: Figures, watching: Watching, width: int, height: int) -> Re
     return Group(
         _title(figures, watching),
         Padding(_headline(figures), (air // 2, 0)),
-        _panel("ranks", _ranks(ranks, width), hidden=len(figures.ranks) - len(ranks)),
+        _panel(title, _ranks(ranks, width), hidden=len(figures.ranks) - len(ranks)),
         _panel("requests", _stages(figures.stages)),
         bottom,
         _last_line(figures, watching),
