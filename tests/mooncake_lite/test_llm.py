@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 import mooncake_lite
 from mooncake_lite import LLM, SamplingParams
 from mooncake_lite.engine.local import generate_all
 from mooncake_lite.errors import ClusterError, ConfigError, RequestError
+from mooncake_lite.gateway.answer_types import CompletionTokensDetails
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model.forward import load_model
-from tests.cluster.tiny import prompts, tiny_folder
+from tests.cluster.tiny import prompts, tiny_folder, words
 from tests.python import printed_by
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -62,6 +66,61 @@ def test_without_prefix_caching_nothing_is_reused(folder: Path) -> None:
     outputs = [llm.generate([9, 8, 7, 6] * 40, GREEDY)[0] for _ in range(2)]
     assert [output.num_cached_tokens for output in outputs] == [0, 0]
     assert outputs[0] == outputs[1]
+
+
+def test_drafts_are_made_where_a_request_or_the_model_asks_for_them_and_change_no_answer(
+    llm: LLM, folder: Path
+) -> None:
+    def drafts(of: LLM) -> float:
+        process: Any = of._answering
+        return float(process._rank.counters["spec_decode_num_draft_tokens_total"])
+
+    asked = prompts(4)
+    params = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    plain = llm.generate(asked, SamplingParams(**params))  # type: ignore[arg-type]
+    assert drafts(llm) == 0
+    drafted = llm.generate(asked, SamplingParams(**params, speculate=True))  # type: ignore[arg-type]
+    assert drafts(llm) > 0
+    assert [one.outputs for one in drafted] == [one.outputs for one in plain]
+
+    always = LLM(str(folder), kv_cache_bytes="1MiB", threads=1, speculate="prompt-lookup")
+    always.generate(asked, SamplingParams(**params, speculate=False))  # type: ignore[arg-type]
+    assert drafts(always) == 0
+    assert [one.outputs for one in always.generate(asked, SamplingParams(**params))] == [  # type: ignore[arg-type]
+        one.outputs for one in plain
+    ]
+    assert drafts(always) > 0
+
+
+def test_a_predicted_answer_is_accepted_where_it_is_right(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    inner = words()
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("<[0-9]+>"), "isolated")
+    inner.save(str(tmp_path / "tokenizer.json"))
+    template = {"chat_template": "{% for one in messages %}{{ one.content }}{% endfor %}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(template))
+    process: Any = LLM(str(tmp_path), kv_cache_bytes="1MiB", threads=1)._answering
+    text = "".join(f"<{token}>" for token in prompts()[0])
+
+    def asked(**fields: Any) -> tuple[str, Any]:
+        body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 40}
+        opened = process._prepare(
+            "chat", {**body, "ignore_eos": True, "logit_bias": {"1": -100, "2": -100}, **fields}
+        )
+        process._run([opened])
+        return "".join(opened.shown[0]), opened.tally.usage().completion_tokens_details
+
+    answer, unpredicted = asked()
+    assert unpredicted == CompletionTokensDetails(0, 0)
+    right = asked(prediction={"type": "content", "content": answer})
+    assert right[0] == answer
+    assert right[1].accepted_prediction_tokens > 20
+    assert right[1].accepted_prediction_tokens + right[1].rejected_prediction_tokens == 40
+    off = asked(prediction={"type": "content", "content": answer}, speculate=False)
+    assert off == (answer, CompletionTokensDetails(0, 40))
+    wrong = asked(prediction={"type": "content", "content": text})
+    assert wrong[0] == answer
+    assert wrong[1].rejected_prediction_tokens > 0
 
 
 def test_several_answers_and_stop_strings(llm: LLM) -> None:
@@ -124,6 +183,7 @@ ANSWER: dict[str, Any] = {
     "usage": {
         **{"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     },
 }
 

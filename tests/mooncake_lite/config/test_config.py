@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kernels_numba.codecs import CODECS
+from mooncake_lite.cli import main
 from mooncake_lite.config.reading import config_from, parse_bytes, read_toml
 from mooncake_lite.config.scheduling_options import parse_racks
 from mooncake_lite.config.serve import KVCodec, ServeConfig
@@ -94,6 +95,16 @@ def test_ranks_play_their_roles_in_a_fixed_order() -> None:
         ({"profile": "fast"}, "is no file; to choose how ranks exchange bytes, use mpi_profile"),
         ({"engine": "emulated", "threads": 2}, "threads=2 has no meaning with engine=emulated"),
         ({"engine": "emulated", "kv_codec": "int8"}, "kv_codec='int8' has no meaning with engine=emulated"),
+        ({"speculate": "ngram"}, "speculate='ngram': use off or prompt-lookup"),
+        ({"speculate": ""}, "speculate='': use off or prompt-lookup"),
+        ({"speculate": "0.5"}, "speculate='0.5': use off or prompt-lookup"),
+        (
+            {"engine": "emulated", "speculate": "prompt-lookup"},
+            "emulated tokens repeat nothing; give the part",
+        ),
+        ({"engine": "emulated", "speculate": "0"}, "speculate='0': emulated tokens"),
+        ({"engine": "emulated", "speculate": "1.01"}, "speculate='1.01': emulated tokens"),
+        ({"engine": "emulated", "speculate": "nan"}, "speculate='nan': emulated tokens"),
         ({"mpi_profile": "quick"}, "mpi_profile='quick': use ft or fast"),
         ({"dtype": "float16"}, "dtype='float16': use float32 or bfloat16"),
         ({"dead_after_s": 1.0}, "dead_after_s=1.0: give a number of seconds, 2 or more"),
@@ -120,6 +131,30 @@ def test_every_block_of_whole_pages_that_divides_512_is_accepted(block_size: int
 def test_every_policy_that_can_run_live_is_accepted(name: str) -> None:
     assert ServeConfig(eviction=name).eviction == name
     assert ServeConfig().eviction == "lru"
+
+
+@pytest.mark.parametrize(
+    ("command", "value", "words"),
+    [
+        (["serve"], "ngram", "speculate='ngram': use off or prompt-lookup"),
+        (["serve", "--engine", "emulated"], "2", "speculate='2': emulated tokens"),
+        (["generate", "hello"], "0.5", "speculate='0.5': use off or prompt-lookup"),
+        (["simulate", "cluster", __file__, "1P1D"], "nan", "nan is not in the range 0<=x<=1"),
+    ],
+)
+def test_drafts_that_there_cannot_be_end_a_command_with_one_line(
+    command: list[str], value: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--speculate", value]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_drafts_of_both_engines_are_accepted() -> None:
+    for engine, values in (("real", ("off", "prompt-lookup")), ("emulated", ("off", "0.01", "1"))):
+        for value in values:
+            assert ServeConfig(engine=engine, speculate=value).speculate == value  # type: ignore[arg-type]
 
 
 def test_a_configuration_survives_the_way_through_plain_values() -> None:

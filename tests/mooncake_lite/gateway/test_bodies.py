@@ -116,6 +116,7 @@ def test_harmless_and_unknown_fields_are_ignored() -> None:
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"speculate": 1}, "speculate"),
         ({"model": 5}, "model"),
     ],
 )
@@ -229,6 +230,37 @@ def test_a_completion_with_echo_and_logprobs_has_those_of_its_prompt() -> None:
 def test_a_wrong_message_names_its_place(messages: Any, param: str) -> None:
     assert refused(chat, messages=messages).param == param
     assert refused(bodies.parse_tokenize, msgspec.json.encode({"messages": messages})).param == param
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param", "words"),
+    [
+        ("x = 1", "prediction", "Expected `object | null`"),
+        ({"content": "x"}, "prediction.type", "missing required field"),
+        ({"type": "content"}, "prediction.content", "missing required field"),
+        ({"type": "text", "content": "x"}, "prediction.type", 'set it to "content"'),
+        ({"type": "content", "content": None}, "prediction.content", "Expected"),
+        ({"type": "content", "content": [5]}, "prediction.content[0]", "Expected"),
+        ({"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]},
+         "prediction.content[1]", "only text parts are"),
+        ({"type": "content", "content": [{"type": "text"}]}, "prediction.content[0]", "only text parts are"),
+    ],
+)  # fmt: skip
+def test_a_wrong_prediction_names_its_place(prediction: Any, param: str, words: str) -> None:
+    error = refused(chat, prediction=prediction)
+    assert error.param is not None
+    assert error.param.removesuffix("[...]") == param
+    assert words in error.message
+
+
+def test_a_prediction_is_a_text_or_text_parts_and_goes_with_all_that_openai_refuses_beside_it() -> None:
+    parts = [{"type": "text", "text": "a = "}, {"type": "text", "text": "1"}]
+    for content in ("a = 1", parts):
+        beside = {"n": 2, "logprobs": True, "presence_penalty": 1, "max_completion_tokens": 5}
+        assert chat(prediction={"type": "content", "content": content}, **beside).prediction == "a = 1"
+    assert chat(prediction={"type": "content", "content": []}).prediction == ""
+    assert chat().prediction is chat(prediction=None).prediction is None
+    assert completion(prediction={"type": "content", "content": "x"}).prediction is None
 
 
 def test_a_missing_field_is_named() -> None:

@@ -176,6 +176,103 @@ def test_seeds_are_drawn_when_left_out_and_passed_on_when_given(
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def predicting(cluster: FakeCluster, submit: m.Submit) -> None:
+    """Answer with the prediction up to its last token, then with a blank.
+
+    The rank is lost after three tokens. The one that resumes the answer repeats two of them, and the last.
+    """
+    name, ids = submit.request.request_id, submit.body.predicted[:-1]
+    blank = submit.body.token_ids[-1]
+    for branch in range(submit.request.n):
+        cluster.tokens(1, m.Tokens(name, 0, ids[:1], branch=branch))
+        for index in (1, 2, 1, 2, *range(3, len(ids))):
+            cluster.tokens(2, m.Tokens(name, index, [ids[index]], branch=branch, predicted=True))
+        cluster.tokens(2, m.Tokens(name, len(ids), [blank], branch=branch))
+        last = len(ids) - 1
+        cluster.tokens(2, m.Tokens(name, last, [ids[last], blank], "stop", branch=branch, predicted=True))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_a_prediction_are_counted_once_for_each_answer(
+    client: openai.OpenAI, cluster: FakeCluster, stream: bool, n: int
+) -> None:
+    cluster.behaviour = predicting
+    code = "def area(width, height):\n    return width * height\n"
+    asked: dict[str, Any] = {
+        "model": SERVED_ID, "messages": [{"role": "user", "content": f"name it size:\n{code}"}], "n": n,
+        "prediction": {"type": "content", "content": code},
+    }  # fmt: skip
+    if stream:
+        chunks = list(
+            client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        )
+        usage = chunks[-1].usage
+    else:
+        usage = client.chat.completions.create(**asked).usage
+
+    body = cluster.wait_for(m.Submit).body
+    assert body.speculates
+    size = len(body.predicted)
+    assert size > 10
+    details = usage.completion_tokens_details
+    # of size - 1 tokens the first came from prefill
+    assert details.accepted_prediction_tokens == n * (size - 2)
+    assert details.rejected_prediction_tokens == n * 2
+    assert usage.completion_tokens == n * size
+    assert usage.total_tokens == usage.prompt_tokens + n * size
+
+
+def test_an_answer_that_repeats_its_prediction_twice_rejects_nothing(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    def twice(cluster: FakeCluster, submit: m.Submit) -> None:
+        ids = submit.body.predicted * 2
+        for index, token in enumerate(ids):
+            finish = "stop" if index == len(ids) - 1 else None
+            cluster.tokens(1, m.Tokens(submit.request.request_id, index, [token], finish, predicted=True))
+
+    cluster.behaviour = twice
+    reply = client.chat.completions.create(
+        model=SERVED_ID,
+        messages=[{"role": "user", "content": "again"}],
+        prediction={
+            "type": "content",
+            "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}],
+        },
+    )
+
+    assert reply.choices[0].message.content == "hello worldhello world"
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == reply.usage.completion_tokens
+    assert details.rejected_prediction_tokens == 0
+
+
+def test_drafts_are_switched_for_one_request_and_without_a_prediction_nothing_of_it_is_counted(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    for asked in (True, False):
+        reply = client.completions.create(model=SERVED_ID, prompt="hello", extra_body={"speculate": asked})
+        details = reply.usage.completion_tokens_details
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
+    assert [submit.body.speculates for submit in cluster.all_of(m.Submit)] == [True, False]
+
+
+def test_a_prediction_that_a_request_switches_off_is_rejected_as_a_whole(
+    client: openai.OpenAI, cluster: FakeCluster
+) -> None:
+    reply = client.chat.completions.create(
+        model=SERVED_ID,
+        messages=[{"role": "user", "content": "hello"}],
+        prediction={"type": "content", "content": "hello world"},
+        extra_body={"speculate": False},
+    )
+
+    body = cluster.wait_for(m.Submit).body
+    assert not body.speculates
+    assert reply.usage.completion_tokens_details.rejected_prediction_tokens == len(body.predicted) > 0
+
+
 def with_logprobs(cluster: FakeCluster, submit: m.Submit) -> None:
     """Answers with the first two tokens of the prompt, and with two best tokens for each."""
     ids = list(submit.body.token_ids[:2])

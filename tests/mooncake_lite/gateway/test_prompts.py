@@ -140,6 +140,70 @@ def test_too_many_ids_are_refused_before_any_is_looked_at(prompts: Prompts) -> N
     assert refused(prompts, prompt=[-1] * 64).code == "context_length_exceeded"
 
 
+def chat(prompts: Prompts, **fields: Any) -> Submit:
+    raw = msgspec.json.encode({"messages": [{"role": "user", "content": "hello"}], **fields})
+    (message,) = asyncio.run(prompts.prepare("chat", "r", raw)).submits
+    return message
+
+
+@pytest.mark.parametrize(
+    ("config", "usual"),
+    [
+        ({}, False),
+        ({"speculate": "prompt-lookup"}, True),
+        ({"engine": "emulated"}, False),
+        ({"engine": "emulated", "speculate": "0.5"}, True),
+    ],
+)
+def test_drafts_are_made_as_the_server_says_unless_the_request_says_otherwise(
+    model_folder: Path, config: dict[str, Any], usual: bool
+) -> None:
+    prompts = Prompts(settings(model_folder, **config), load_tokenizer(model_folder))
+    prediction = {"type": "content", "content": "hello world"}
+    for asked, expected in ((None, usual), (True, True), (False, False)):
+        assert submit(prompts, prompt="hello", speculate=asked).body.speculates is expected
+        assert chat(prompts, speculate=asked).body.speculates is expected
+        predicting = chat(prompts, speculate=asked, prediction=prediction).body
+        assert predicting.speculates is (asked is not False)
+        assert predicting.predicted == prompts.tokenizer.encode("hello world", add_special_tokens=False)
+    assert chat(prompts).body.predicted == submit(prompts, prompt="hello").body.predicted == []
+    prompts.close()
+
+
+def test_a_prediction_gets_no_special_tokens(prompts: Prompts) -> None:
+    added: list[bool] = []
+
+    class Noting(Tokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "") -> list[int]:
+            if param == "prediction":
+                added.append(add_special_tokens)
+            return super().encode(text, add_special_tokens=add_special_tokens, param=param)
+
+    prompts.tokenizer.__class__ = Noting
+    chat(prompts, add_special_tokens=True, prediction={"type": "content", "content": "hello"})
+    assert added == [False]
+
+
+def test_a_prediction_as_long_as_the_context_is_refused_before_it_is_tokenised(prompts: Prompts) -> None:
+    def predicted(text: str) -> list[int]:
+        return chat(prompts, prediction={"type": "content", "content": text}).body.predicted
+
+    assert len(predicted("z" * 63)) == 63
+    with pytest.raises(RequestError, match=r"the prediction has 64 tokens, .* by 1 tokens or more") as caught:
+        predicted("z" * 64)
+    assert (caught.value.param, caught.value.code) == ("prediction", "context_length_exceeded")
+
+    class NeverTokenisesIt(Tokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "") -> list[int]:
+            assert param != "prediction"
+            return super().encode(text, add_special_tokens=add_special_tokens, param=param)
+
+    prompts.tokenizer.__class__ = NeverTokenisesIt
+    with pytest.raises(RequestError, match=r"bytes, at least .*; shorten the prediction") as caught:
+        predicted("hello " * 200)
+    assert (caught.value.param, caught.value.code) == ("prediction", "context_length_exceeded")
+
+
 def test_an_error_that_quotes_its_body_is_cut(prompts: Prompts) -> None:
     with pytest.raises(RequestError) as caught:
         submit(prompts, prompt="x", model="m" * 30_000)

@@ -213,6 +213,7 @@ def test_a_request_for_no_token_is_answered_once_its_prompt_is_computed(
     assert reply["usage"] == usage["usage"] == {
         "prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30,
         "prompt_tokens_details": {"cached_tokens": 20},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }  # fmt: skip
     assert tokens_in_metrics() == before
     assert not cluster.all_of(m.RequestCancelled)

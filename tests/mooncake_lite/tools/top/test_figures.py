@@ -45,6 +45,17 @@ def test_a_counter_that_went_back_has_begun_again_at_0() -> None:
     assert found.ttft_s == pytest.approx(0.15)
 
 
+def test_the_share_of_accepted_drafts_is_of_those_between_the_scrapes() -> None:
+    def counted(*counts: tuple[str, str, int]) -> str:
+        return "\n".join(f"spec_decode_num_{name}_tokens_total{rank} {n}" for name, rank, n in counts)
+
+    before = counted(("draft", PREFILL, 100), ("draft", DECODE, 10), ("accepted", DECODE, 9))
+    now = counted(("draft", PREFILL, 130), ("draft", DECODE, 20), ("accepted", DECODE, 29))
+    assert figures(before, now).accepted_share == 0.5
+    assert figures(now, now).accepted_share is None
+    assert figures("", "").accepted_share is None
+
+
 def test_a_counter_that_was_not_there_before_has_grown_from_0() -> None:
     assert figures("", f"decode_tokens_total{DECODE} 30").answer_tokens_per_s == 15.0
 

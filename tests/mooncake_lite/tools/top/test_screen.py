@@ -59,6 +59,16 @@ def test_of_many_ranks_the_busiest_are_shown_and_the_others_counted() -> None:
     assert "… and 122 more" in "\n".join(lines)
 
 
+def test_accepted_drafts_are_named_above_the_ranks_where_there_are_drafts() -> None:
+    drafts = 'spec_decode_num_{}_tokens_total{{rank="4",role="decode"}} {}\n'
+    now = drafts.format("draft", 200) + drafts.format("accepted", 126) + ranks(2, 2)
+    for width in (72, 80, 120):
+        lines = drawn(figures("", now), width=width)
+        assert sum("ranks, 63 % of drafts accepted" in line for line in lines) == 1
+        assert {cell_len(line) for line in lines if line.startswith("╭")} == {width}
+    assert "drafts" not in "\n".join(drawn(figures("", ranks(2, 2))))
+
+
 def test_a_bar_shows_its_share_and_never_nothing_for_something() -> None:
     assert bars(bar([(0.5, "red")], 10).plain) == (5, 5)
     assert bars(bar([(0.001, "red")], 10).plain) == (1, 9)
