@@ -29,7 +29,7 @@ WEIGHT = 0.1
 """Of the last draft in a task's mean acceptance: about ten drafts decide."""
 
 TRIAL = 32
-"""A sequence whose drafts do not pay tries once more at each answered token of this number."""
+"""Tokens after which a sequence whose drafts do not seem to pay tries again, as soon as it finds any."""
 
 
 def with_drafts(state: State, chunks: list[Chunk]) -> list[Chunk]:
@@ -64,7 +64,7 @@ def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) ->
     if most < 1 or not task.job.speculates:
         return (), False
     most = _length(state.limits, task.acceptance, most, rows, tokens) or (
-        min(most, LENGTHS[0]) if sequence.answered % TRIAL == 0 else 0
+        min(most, LENGTHS[0]) if sequence.answered >= task.next_trial else 0
     )
     if not most:
         return (), False
@@ -123,6 +123,7 @@ def accepted(chunk: Chunk, drawn: Seq[int]) -> int:
 
 def note_acceptance(task: Task, drafted: int, count: int) -> None:
     """Add a pass to a task's mean acceptance: `count` drafts were right, and the next one was not, if any."""
+    task.next_trial = task.sequence.answered + TRIAL
     for right in (1.0,) * count + (0.0,) * (count < drafted):
         task.acceptance += WEIGHT * (right - task.acceptance)
 

@@ -12,6 +12,9 @@ from scheduler.instance.prefix import Chain
 from scheduler.instance.sequence import Drafter, Sequence
 from scheduler.instance.step import Draw, Fault, Score
 
+OF_PREDICTIONS = 0.8
+"""Acceptance that is expected of a prediction, before any of it is tried. Of other drafts: a half."""
+
 NewDrafter = Callable[[Job, int], Drafter]
 """(job, number of a branch) -> what makes drafts for it."""
 
@@ -44,6 +47,7 @@ class Task:
         joined            when it joined the running batch
         first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
         drafter           makes its drafts, once it has had any; acceptance: mean of those so far
+        next_trial        answered tokens from which drafts are tried that do not seem to pay
         scores            logprobs of the prompt's tokens so far, opaque, if the job is scored
         problem           why a transfer of `out` failed, or the task itself; "" as long as neither did
         fault             that its job fails with, once its last transfer has ended
@@ -83,6 +87,7 @@ class Task:
     finishes: list[str | None] = field(default_factory=list)
     drafter: Drafter | None = field(default=None, compare=False)
     acceptance: float = 0.5
+    next_trial: int = 0
     scores: list[Any] = field(default_factory=list)
     problem: str = ""
     fault: Fault | None = None
@@ -98,6 +103,7 @@ class Task:
         sequence = Sequence(job.token_ids[:], job.answered, job.max_tokens, job.max_len, job.stop_ids)
         branches = job.branches
         task = cls(job, sequence, branches[0], len(branches) == 1, to_load=len(job.load), keys=list(job.keys))
+        task.acceptance = OF_PREDICTIONS if job.predicted else task.acceptance
         task.out = list(enumerate(job.store, len(job.load)))
         return task.fork(*job.answers[0]) if len(job.answers) == 1 else task
 

@@ -1,14 +1,14 @@
 """Each idea of the engine, on and off: what it gains on this machine.
 
-Run by `bench.command`; the ideas are in `ideas_rank` and `ideas_cluster`. In a row, `ours` is the figure with
-the idea and `peer` the figure without it. The pages of docs/explain/ show these figures.
+Run by `bench.command`; the ideas are in the files whose names begin with `ideas_`. In a row, `ours` is the
+figure with the idea and `peer` the figure without it. The pages of docs/explain/ show these figures.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mooncake_lite.tools.bench import ideas_cluster, ideas_overlap, ideas_rank
+from mooncake_lite.tools.bench import ideas_cluster, ideas_drafts, ideas_overlap, ideas_rank
 from mooncake_lite.tools.bench.cluster import model_folder
 from mooncake_lite.tools.bench.engine_sides import Ours
 from mooncake_lite.tools.bench.ideas_cluster import Crowd, Workload
@@ -28,6 +28,7 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     rows = [row for known in cases for row in ideas_rank.prefix_sharing(ours, tokens, known, runs)]
     prompt, answers, new = (100, 4, 8) if quick else (500, 4, 64)
     rows += ideas_rank.several_answers(ours, prompt, answers, new, runs)
+    rows += ideas_drafts.drafts(ours, folder, 24 if quick else 160, runs)
     known, tokens = (256, 64) if quick else (4096, 512)  # in the pool, and of a pass
     rows.append(ideas_overlap.ahead(ours, known, tokens, runs))
     del ours  # the clusters need its memory

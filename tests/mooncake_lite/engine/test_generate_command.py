@@ -87,9 +87,7 @@ def test_drafts_change_no_bit_of_an_answer_that_repeats_its_prompt(
         return run(self, step)
 
     monkeypatch.setattr(Runner, "run", counting)
-    prompt = (
-        "Copy this text word by word:\nThe harbour of the old town lies below a hill. In the morning "
-    )
+    prompt = "Copy this text word by word:\nThe harbour of the old town lies below a hill. In the morning "
     prompt += "the fishing boats come back with herring and cod, and the auction begins before seven."
     shown = []
     for how in ("off", "prompt-lookup"):
