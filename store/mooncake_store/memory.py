@@ -53,16 +53,15 @@ def make_memfd(name: str, nbytes: int) -> tuple[int, mmap.mmap]:
 
     Raises StoreError when the system refuses.
     """
+    fd = -1
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise StoreError(f"shared memory of {nbytes} B cannot be made: {error.strerror}") from None
-    try:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return fd, mmap.mmap(fd, nbytes)
     except (OSError, ValueError, OverflowError) as error:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise StoreError(f"shared memory of {nbytes} B cannot be made: {error}") from None
 
 
@@ -100,11 +99,8 @@ def machine_id() -> str:
     Processes with the same one may share memory, and mean the same process by a number. Two containers of a
     host do not.
     """
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}-{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot_id}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 class _Descriptor:
@@ -162,8 +158,7 @@ class Mapped:
         start = offset & -mmap.PAGESIZE
         pages = -(-(offset + nbytes - start) // mmap.PAGESIZE)
         found = (ctypes.c_ubyte * pages)()
-        if _libc.mincore(self.address + start, pages * mmap.PAGESIZE, found) != 0:
-            return False
+        _libc.mincore(self.address + start, pages * mmap.PAGESIZE, found)  # fills in nothing when it fails
         return b"\0" not in bytes(found)
 
     def warm(self, offset: int, nbytes: int) -> None:

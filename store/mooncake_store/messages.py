@@ -33,6 +33,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Counts = Annotated[list[Count], msgspec.Meta(max_length=MAX_KEYS)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
 Short = Annotated[str, msgspec.Meta(max_length=MAX_SHORT)]
 Int32 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 """A number that can name a process or a file descriptor."""
@@ -120,7 +121,7 @@ class PutStart(Message, frozen=True):
     """Ask for space for these objects. upsert: replace existing ones."""
 
     names: Names
-    sizes: Counts
+    sizes: Annotated[list[Size], msgspec.Meta(max_length=MAX_KEYS)]
     wish: Wish
     upsert: bool
 
@@ -131,7 +132,7 @@ class SparesAsk(Message, frozen=True):
     back    space in advance that the client returns
     """
 
-    nbytes: Count
+    nbytes: Size
     wish: Wish
     count: Count
     back: Counts

@@ -230,7 +230,7 @@ class Writer:
 
     def _refill(self, kind: Kind, losses: int) -> None:
         """Ask for space for puts like the last two; return space for others. Raises CodeError."""
-        count = max(MIN_SPARES, min(MAX_SPARES, SPARE_BYTES // max(kind[0], 1)))
+        count = max(MIN_SPARES, min(MAX_SPARES, SPARE_BYTES // kind[0]))
         if self._kind == kind and len(self._spares) > count // 2:
             return  # being told wakes the master
         if not self._link.poll() or time.monotonic() < self._ask_after_s:

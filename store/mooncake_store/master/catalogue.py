@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from store.errors import PoolFull, StoreError
-from store.mooncake_store.codes import BAD_PARAMETERS, EXISTS, HAS_LEASE, NO_SPACE, NOT_FOUND, NOT_READY, OK
+from store.mooncake_store.codes import EXISTS, HAS_LEASE, NO_SPACE, NOT_FOUND, NOT_READY, OK
 from store.mooncake_store.master.books import Books
 from store.mooncake_store.master.entries import NEVER_NS, Entry, Lender, Replica
 from store.mooncake_store.messages import Grant, Wish
@@ -76,13 +76,11 @@ class Catalogue(Books):
     def put_start(
         self, client: str, machine: str, name: str, nbytes: int, wish: Wish, upsert: bool, now_ns: int
     ) -> Grant | int:
-        """Allocate space for an object; or return a code: EXISTS, NO_SPACE, BAD_PARAMETERS.
+        """Allocate space for an object; or return a code: EXISTS, NO_SPACE.
 
         Several upserts of a name may be under way, each in space of its own; readers see the one that ends
         last.
         """
-        if nbytes < 1:
-            return BAD_PARAMETERS
         old = self._entries.get(name)
         if not upsert and (old is not None or name in self._writing):
             self.counters["puts_existing"] += 1
@@ -115,8 +113,6 @@ class Catalogue(Books):
         end of the client frees it.
         """
         granted: list[Grant] = []
-        if nbytes < 1:
-            return granted
         most = SPARE_SHARE * self._space.totals()[0]
         wanted = min(count, MAX_SPARES) - self._spare_counts[client]
         while len(granted) < wanted and self._spare_bytes + nbytes * wish.replicas <= most:

@@ -337,8 +337,6 @@ class Master:
         return say.Codes(beat.call, [OK])
 
     def _put_start(self, client: Client, ask: say.PutStart, now_ns: int) -> say.Grants:
-        if len(ask.names) != len(ask.sizes):
-            return say.Grants(ask.call, [BAD_PARAMETERS] * len(ask.names))
         start, who = self.catalogue.put_start, (client.peer, client.machine)
         grants = [
             start(*who, name, nbytes, ask.wish, ask.upsert, now_ns)

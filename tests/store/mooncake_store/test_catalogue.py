@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from store.errors import StoreError
-from store.mooncake_store.codes import EXISTS, NO_SPACE, NO_TASK, NOT_READY
+from store.mooncake_store.codes import EXISTS, NO_SPACE, NO_TASK, NOT_FOUND, NOT_READY, OK
 from store.mooncake_store.master.catalogue import LATE_WRITES_NS, Catalogue
 from store.mooncake_store.master.entries import NEVER_NS
 from store.mooncake_store.master.tasks import FAILED, SLOWEST_NS_PER_BYTE, TASK_LIMIT_NS, Tasks
 from store.mooncake_store.messages import Grant, Wish
-from store.mooncake_store.shared_table import FIRST_SLOTS, TableWriter
+from store.mooncake_store.shared_table import FIRST_SLOTS, MAX_SEGMENT_BYTES, MAX_SEGMENTS, TableWriter
 from tests.descriptors import no_descriptor_left
 
 pytestmark = pytest.mark.quick
@@ -228,3 +228,87 @@ def test_a_put_that_took_too_long_is_kept_until_its_client_leaves(books: Catalog
     assert (books.stats()["held"], free_bytes(books)) == (1, empty - 4096)
     books.drop_client("writer", 40 * SECOND)
     assert (books.stats()["held"], free_bytes(books)) == (0, empty)
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes", "why"),
+    [
+        ("segment1", MIB, "lent already"),
+        ("another", 0, "0 B"),
+        ("another", MAX_SEGMENT_BYTES + 1, f"at most {MAX_SEGMENT_BYTES} B"),
+    ],
+)
+def test_a_segment_that_cannot_be_lent_is_refused(books: Catalogue, name: str, nbytes: int, why: str) -> None:
+    with pytest.raises(StoreError, match=why):
+        books.mount("lender", name, "near", nbytes)
+    assert sorted(books.segments()) == [1, 2, 3]
+
+
+def test_a_master_numbers_only_as_many_segments_as_a_location_can_name(books: Catalogue) -> None:
+    books._next_segment = MAX_SEGMENTS - 1
+    assert books.mount("lender", "last", "near", MIB) == MAX_SEGMENTS - 1
+    with pytest.raises(StoreError, match="start a new one"):
+        books.mount("lender", "one too many", "near", MIB)
+
+
+def test_a_put_that_was_revoked_or_is_another_clients_is_not_published(books: Catalogue) -> None:
+    empty = free_bytes(books)
+    grant = books.put_start("writer", "near", "a", 4096, Wish(), False, 0)
+    assert isinstance(grant, Grant)
+    assert books.put_end("other", grant.put, 0) == NOT_FOUND
+    books.tick(31 * SECOND)
+    assert free_bytes(books) == empty - 4096, "its writer may still be writing"
+    assert books.put_end("writer", grant.put, 32 * SECOND) == NOT_FOUND
+    assert (free_bytes(books), books.find("a", 32 * SECOND, lease=False)) == (empty, None)
+
+
+def test_a_copy_without_room_on_one_of_its_targets_takes_none(books: Catalogue) -> None:
+    tasks = Tasks(books)
+    put(books, "a", 1)
+    full = books.put_start("writer", "far", "b", MIB, Wish(preferred=["segment3"]), False, 0)
+    assert isinstance(full, Grant)
+    before = free_bytes(books)
+    assert tasks.start(0, "copier", "a", "", ["segment2", "segment3"], 0, 0).code == NO_SPACE
+    assert free_bytes(books) == before
+    assert books.remove("a", 0, force=False) == OK, "no task pins it"
+
+
+def test_an_object_is_copied_by_one_task_at_a_time_and_the_oldest_finished_ones_are_forgotten(
+    books: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.mooncake_store.master.tasks.KEPT_TASKS", 2)
+    tasks, done = Tasks(books), []
+    put(books, "a", 1)
+    for target in ("segment2", "segment3", "segment2"):
+        done.append(tasks.start(0, "copier", "a", "", [target], 0, 0).task)
+        assert tasks.start(0, "other", "a", "", ["segment3"], 0, 0).code == NOT_READY
+        tasks.end("copier", done[-1], "", 0, 0)
+    assert [tasks.ask(0, task).code for task in done] == [NO_TASK, OK, OK]
+
+
+def test_a_client_drops_its_replica_on_one_segment_and_the_other_stays(books: Catalogue) -> None:
+    tasks = Tasks(books)
+    put(books, "a", 1)
+    task = tasks.start(0, "writer", "a", "", ["segment2"], 0, 0)
+    tasks.end("writer", task.task, "", 0, 0)
+    assert not books.clear("other", "a", "segment1", 0)
+    assert books.clear("writer", "a", "segment1", 0)
+    assert not books.clear("writer", "a", "segment1", 0)
+    entry = books.find("a", 0, lease=False)
+    assert entry is not None
+    assert [replica.segment for replica in entry.replicas] == [2]
+
+
+def test_soft_pins_protect_until_they_end_and_tasks_as_long_as_they_run(books: Catalogue) -> None:
+    tasks, pin = Tasks(books), Wish(soft_pin_ms=5000, preferred=["segment1"])
+    spare = books.spares("writer", "near", 4096, pin, 1, 0)[0]
+    assert books.claim("writer", spare.put, "pinned", 0) == OK
+    put(books, "copied", 1)
+    put(books, "plain", 1)
+    tasks.start(0, "copier", "copied", "", ["segment2"], 0, 0)
+
+    def order(now_ns: int) -> list[str]:
+        return [entry.name for entry in books._order.coldest(now_ns)]
+
+    assert order(SECOND) == order(SECOND) == ["plain", "pinned"], "what is not evicted keeps its place"
+    assert order(6 * SECOND) == ["pinned", "plain"], "its pin has ended, and it is the oldest"

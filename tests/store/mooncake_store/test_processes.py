@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from store import MooncakeDistributedStore, ReplicateConfig
 from store.mooncake_store import messages as say
+from store.mooncake_store.tensors import Tensors
 from tests.descriptors import no_descriptor_left
 from tests.mpi import run_mpi
 from tests.patience import patient, wait_until
@@ -356,6 +358,38 @@ def test_tensors_come_back_as_they_were() -> None:
         assert store.get_tensor("none") is None
         store.put("bytes", b"mlT1" + b"\xff" * 50)
         assert store.get_tensor("bytes") is None
+
+
+class Kept(Tensors):
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes:
+        return self.objects.get(key, b"")
+
+    def _put(self, name: str, parts: Any, config: Any, *, upsert: bool) -> int:
+        if upsert or name not in self.objects:
+            self.objects[name] = b"".join(parts)
+        return 0
+
+
+def test_an_upsert_replaces_a_tensor_and_damaged_ones_are_none() -> None:
+    torch = pytest.importorskip("torch")
+    store = Kept()
+    assert (store.put_tensor("t", torch.zeros(6)), store.put_tensor("t", torch.ones(6))) == (0, 0)
+    assert store.get_tensor("t").sum() == 0
+    assert store.upsert_tensor("t", torch.ones(2, 3)) == 0
+    assert store.get_tensor("t").sum() == 6
+    assert store.put_tensor("empty", torch.zeros(0)) == -600
+    assert store.put_tensor("unsigned", torch.ones(2, dtype=torch.uint16)) == -600
+    assert store.batch_put_tensor(["t", "b"], [torch.ones(1)]) == [-600] * 2
+
+    whole = store.objects["t"]
+    store.objects["short"] = whole[:-4]
+    store.objects["no header"] = whole.replace(b"float32", b"float99")
+    store.objects["garbage"] = whole[:8] + b"\xff" * (len(whole) - 8)
+    store.objects["negative"] = whole.replace(b"\x92\x02\x03", b"\x92\xff\x03")
+    assert [store.get_tensor(name) for name in ("short", "no header", "garbage", "negative")] == [None] * 4
 
 
 def test_a_key_file_lets_clients_in_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
