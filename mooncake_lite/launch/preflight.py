@@ -216,7 +216,7 @@ def check_port(config: ServeConfig) -> None:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError:
+    except (OSError, UnicodeError):
         raise LaunchError(
             f"host={config.host!r} is no address of this machine; use 127.0.0.1 or 0.0.0.0"
         ) from None

@@ -180,9 +180,8 @@ class _Unbreakable:
 
 def shield_output() -> None:
     """Make printing safe after mpirun has died: a broken pipe must not end the clean-up."""
-    if not isinstance(sys.stdout, _Unbreakable):
-        sys.stdout = _Unbreakable(sys.stdout)  # type: ignore[assignment]
-        sys.stderr = _Unbreakable(sys.stderr)  # type: ignore[assignment]
+    sys.stdout = _Unbreakable(sys.stdout)  # type: ignore[assignment]
+    sys.stderr = _Unbreakable(sys.stderr)  # type: ignore[assignment]
 
 
 def exit_within(limit_s: float, code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
@@ -16,7 +18,7 @@ from mooncake_lite.config.machine import Machine
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import LaunchError, UserError
 from mooncake_lite.launch import preflight as checks
-from mooncake_lite.launch.open_mpi import OpenMPI
+from mooncake_lite.launch.open_mpi import OpenMPI, inspect_open_mpi
 from mooncake_lite.launch.preflight import FoundModel, preflight
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.ranks.steward.assemble import _wrong_racks
@@ -94,6 +96,27 @@ def test_a_taken_port_is_refused() -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     assert "cannot be listened on" in refusal(host="192.0.2.1")  # TEST-NET-1, nobody's address
+
+
+@pytest.mark.parametrize("error", [socket.gaierror(socket.EAI_NONAME, "unknown"), None])
+def test_a_host_that_has_no_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    if error is not None:
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=error))
+    assert "host='no..name' is no address of this machine" in refusal(host="no..name")
+
+
+def test_a_port_below_those_of_users_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = MagicMock()
+    probe.__enter__.return_value.bind.side_effect = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(socket, "socket", lambda *_: probe)
+    with pytest.raises(LaunchError, match="port 80 is reserved for root; choose another with --port"):
+        checks.check_port(ServeConfig(port=80))
+
+
+def test_a_machine_without_shared_memory_is_refused() -> None:
+    assert "there is no /dev/shm here" in refusal(replace(ROOMY, shared_memory_bytes=-1))
 
 
 def test_a_shared_memory_too_small_is_refused_with_the_size_it_should_have() -> None:
@@ -264,6 +287,25 @@ def test_a_profile_that_this_open_mpi_cannot_do_is_refused(
     said = refusal(mpi_profile=profile)
     assert said.startswith(f"mpi_profile='{profile}': ")
     assert words in said
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (None, "has no ompi_info beside it"),
+        ("exit 3", "does not work: Command .* returned non-zero exit status 3"),
+        ("echo ompi:version:full:none", "is not Open MPI's"),
+    ],
+)
+def test_an_mpirun_that_is_not_open_mpis_is_refused(
+    program: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    if program is not None:
+        (tmp_path / "ompi_info").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "ompi_info").chmod(0o700)
+    with pytest.raises(LaunchError, match=why):
+        inspect_open_mpi(tmp_path / "mpirun")
 
 
 def test_a_cuda_device_without_a_driver_is_refused() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from mooncake_lite.launch import processes
 from mooncake_lite.launch.child import start_child
 from mooncake_lite.launch.place import Place, world_from_environment
-from mooncake_lite.launch.rank_process import MPIRUN_PID
+from mooncake_lite.launch.rank_process import MPIRUN_PID, _Unbreakable
 from tests.patience import wait_until
 from tests.python import printed_by, python
 
@@ -87,6 +90,12 @@ def test_printing_to_nobody_does_not_end_the_clean_up() -> None:
     assert done.returncode == 3
 
 
+def test_what_is_safe_to_print_to_is_otherwise_the_stream_itself() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        stream = _Unbreakable(io.TextIOWrapper(full, write_through=True))
+        assert (stream.write("lost"), stream.isatty(), stream.buffer) == (4, False, full)
+
+
 def test_a_process_whose_mpirun_died_before_it_could_ask_ends_by_sigterm() -> None:
     gone = printed_by("-c", "import os; print(os.getpid())").strip()
     done = run("die_with_parent(); print('still here')", **{MPIRUN_PID: gone})
@@ -144,4 +153,16 @@ def test_processes_of_a_job_are_found_by_their_environment_and_named_for_good() 
         child.kill()
         child.wait()
     assert not processes.alive(child.pid, found[child.pid])
-    assert processes.start_time(child.pid) == 0
+    assert (processes.start_time(child.pid), processes.mapped_segments(child.pid)) == (0, [])
+
+
+def test_a_signal_is_sent_where_no_descriptor_for_the_process_is_to_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    monkeypatch.setattr(os, "kill", kill := Mock())
+    me, started = os.getpid(), processes.start_time(os.getpid())
+    processes.send(me, started + 1, signal.SIGKILL)
+    assert not kill.called, "another process of this pid was meant"
+    processes.send(me, started, signal.SIGKILL)
+    kill.assert_called_once_with(me, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,6 +77,35 @@ def test_a_folder_that_is_open_to_others_is_not_joined(base: Path) -> None:
     link.symlink_to(RunDir.create().path)
     with pytest.raises(LaunchError, match="belongs to somebody else"):
         RunDir.join(link)
+
+
+def test_a_folder_that_cannot_be_used_is_refused_and_leaves_nothing(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "file").write_text("")
+    with pytest.raises(LaunchError, match="cannot be used: Not a directory"):
+        RunDir.join(base / "file" / "below")
+
+    before = os.listdir("/proc/self/fd")
+    with RunDir.create().path.joinpath("alive").open() as held:
+        fcntl.flock(held, fcntl.LOCK_UN)
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", Mock(side_effect=BlockingIOError(11, "being removed")))
+            with pytest.raises(LaunchError, match="cannot be used: being removed"):
+                RunDir.join(Path(held.name).parent)
+            with pytest.raises(LaunchError, match="being removed"):
+                RunDir.create()
+    assert [path.name for path in base.iterdir() if path.name.startswith(".")] == []
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 1, "of the folder that was made"
+
+
+def test_a_sweep_leaves_a_folder_alone_whose_lock_cannot_be_opened(base: Path) -> None:
+    odd = base / f"mooncake-lite.{os.getuid()}.odd"
+    odd.mkdir()
+    (odd / "alive").symlink_to("alive")
+    assert sweep() == []
+    assert odd.is_dir()
 
 
 def test_whoever_leaves_last_removes_the_folder() -> None:

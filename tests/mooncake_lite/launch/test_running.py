@@ -18,6 +18,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.gateway.answer_types import Health
 from mooncake_lite.launch import run_dir, running
 from mooncake_lite.launch.launcher import answers
+from mooncake_lite.launch.running import _url
 from mooncake_lite.tools.pool.live import run_folder
 from tests.mooncake_lite.tools.top.server import Answer, serving, text
 
@@ -103,6 +104,12 @@ def test_a_cluster_of_this_host_is_named_by_its_url(
     url: str, name: str, two_clusters: str, base: Path
 ) -> None:
     assert run_folder(Path(url)) == base / f"mooncake-lite.{os.getuid()}.{name}"
+
+
+def test_a_cluster_of_another_version_is_listed_without_its_url(base: Path) -> None:
+    assert _url(base) == "unknown URL"
+    (base / "gateway.json").write_text('{"config": {"address": "127.0.0.1"}}')
+    assert _url(base) == "unknown URL"
 
 
 def test_a_url_of_a_cluster_that_does_not_run_is_no_folder_of_a_tier(

@@ -5,10 +5,11 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.launch.serve_child import Cluster
+from mooncake_lite.launch.serve_child import Cluster, _health
 
 SERVER = """
 import http.server, json, sys
@@ -39,6 +40,20 @@ def test_a_cluster_is_ready_when_health_says_so_and_tells_what_it_waits_for(tmp_
 
     assert seconds < 20
     assert told == ["asked 1", "asked 2"]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (503, b'{"detail": "loading"}', (False, "loading")),
+        (200, b"<html>another server</html>", (True, "")),
+        (200, b"[]", (True, "")),
+    ],
+)
+def test_what_another_server_says_is_no_detail(status: int, body: bytes, expected: tuple[bool, str]) -> None:
+    answer = httpx.MockTransport(lambda request: httpx.Response(status, content=body))
+    with httpx.Client(transport=answer) as client:
+        assert _health(client, "http://127.0.0.1:1") == expected
 
 
 def test_a_cluster_that_ends_at_its_start_is_an_error_with_its_last_words(tmp_path: Path) -> None:
