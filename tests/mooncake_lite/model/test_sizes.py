@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.model.sizes import block_layout, context_length, pool_bytes, scratch_bytes, segment_bytes
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.model.sizes import (
+    block_layout,
+    context_length,
+    pool_bytes,
+    scratch_bytes,
+    segment_bytes,
+    stage_bytes,
+)
 from store.allocator import RangeAllocator
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
 
@@ -42,6 +51,26 @@ def test_a_segment_holds_as_many_blocks_as_were_counted_also_when_blocks_are_no_
     count = allocator.capacity // allocator.padded(nbytes)
     assert all(allocator.allocate(nbytes) is not None for _ in range(count))
     assert allocator.free_bytes == 0
+
+
+def test_stages_of_a_pipeline_keep_room_for_the_hidden_states_of_two_passes() -> None:
+    config = ServeConfig(prefill=2, pipeline_parallel_size=2, max_num_batched_tokens=100, dtype="bfloat16")
+    assert stage_bytes(config, MODEL, "prefill") == stage_bytes(config, MODEL, "stage") == 2 * 100 * 64 * 2
+    assert stage_bytes(config, MODEL, "decode") == stage_bytes(ServeConfig(), MODEL, "prefill") == 0
+
+
+@pytest.mark.parametrize(
+    ("wishes", "why"),
+    [
+        ({"prefill": 3, "pipeline_parallel_size": 3}, "the model has 2 layers"),
+        ({"kv_codec": "int4"}, "kv_codec='int4' with head_dim=15"),
+        ({"mode": "split", "lend_bytes": 5 * BLOCK}, f"holds 5 blocks .* raise lend_bytes to {17 * BLOCK}"),
+    ],
+)
+def test_what_the_model_cannot_have_is_refused_with_its_figure(wishes: dict[str, Any], why: str) -> None:
+    model = replace(MODEL, head_dim=15) if "kv_codec" in wishes else MODEL
+    with pytest.raises(ConfigError, match=why):
+        context_length(ServeConfig(**wishes), model)
 
 
 def test_lent_dram_alone_may_hold_the_longest_request() -> None:
