@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -112,6 +113,15 @@ def test_a_server_that_is_not_there_is_one_clear_error() -> None:
     with (
         httpx.Client(base_url="http://127.0.0.1:1", trust_env=False) as client,
         pytest.raises(AnswerFailed, match="the connection to the server broke"),
+    ):
+        stream_answer(client, {"messages": []}, StreamedAnswer(), print)
+
+
+def test_a_server_that_falls_silent_is_one_clear_error() -> None:
+    silent = httpx.MockTransport(Mock(side_effect=httpx.ReadTimeout("")))
+    with (
+        httpx.Client(base_url="http://127.0.0.1:1", transport=silent, timeout=7) as client,
+        pytest.raises(AnswerFailed, match="the server was silent for 7 s"),
     ):
         stream_answer(client, {"messages": []}, StreamedAnswer(), print)
 

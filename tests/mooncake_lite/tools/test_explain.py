@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -42,6 +43,12 @@ def arrived(name: str, tokens: int, keys: list[int] | None = None) -> ev.Request
     return ev.RequestArrived(name, tokens, 10, keys or [], keys or [])
 
 
+def joined(rank: int) -> ev.RankJoined:
+    role = CONFIG.roles[rank]
+    slots, nbytes = {"prefill": (1, 0), "decode": (8, 0)}.get(role, (0, 64 * BLOCK_BYTES))
+    return ev.RankJoined(rank, 0, rank, (role,), CONFIG.nodes[rank], slots, nbytes)  # type: ignore[arg-type]
+
+
 def record(path: Path, *, digest: bool = True) -> None:
     """Two nodes. `first` leaves four blocks on node 0; then `busy` occupies its prefill rank.
 
@@ -55,11 +62,8 @@ def record(path: Path, *, digest: bool = True) -> None:
         control.check()
         return list(effects)
 
-    for rank, role in enumerate(CONFIG.roles):
-        slots, nbytes = {"prefill": (1, 0), "decode": (8, 0)}.get(role, (0, 64 * BLOCK_BYTES))
-        if rank:
-            duties = (role,)
-            tell(ev.RankJoined(rank, 0, rank, duties, CONFIG.nodes[rank], slots, nbytes), 0.1)  # type: ignore[arg-type]
+    for rank in range(1, len(CONFIG.roles)):
+        tell(joined(rank), 0.1)
     tell(ev.GatewayReady("gateway"), 0.2)
     (order,) = (one for one in tell(arrived("first", 66, KEYS), 1.0) if isinstance(one, StartPrefill))
     sums = [[1, 2]] * (len(order.store))
@@ -150,3 +154,29 @@ def test_the_command_prints_a_table_or_json_and_names_the_nearest_ids(
     )
     assert main(["explain", "a", "--recording", run, "--cluster", run]) == 2
     assert "give one of them" in capsys.readouterr().err
+    file = tmp_path / "explained"
+    assert main(["explain", "second", "--recording", run, "--json", str(file)]) == 0
+    assert msgspec.json.decode(file.read_bytes(), type=Explanation).request_id == "second"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_request_that_was_never_placed_waits(
+    leaves: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control, recorder = Control(CONFIG), Recorder(tmp_path / "run", CONFIG)
+    events: list[ev.Event] = [joined(rank) for rank in range(1, 6)]
+    events += [ev.GatewayReady("gateway"), ev.RankLost(3, 0, "it died"), arrived("early", 66)]
+    for event in [*events, ev.RequestCancelled("early")] if leaves else events:
+        recorder.record(event, 1.0, control.on(event, 1.0))
+    recorder.close()
+    assert main(["explain", "early", "--recording", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("early: waits: ")
+
+
+def test_an_event_that_raises_ends_the_replay_with_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "run")
+    monkeypatch.setattr(Control, "on", Mock(side_effect=KeyError(5)))
+    with pytest.raises(RecordingError, match="event 1 raises KeyError: 5"):
+        from_recording("second", tmp_path / "run")

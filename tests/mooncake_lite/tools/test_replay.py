@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from mooncake_lite.cli import main
+from mooncake_lite.errors import UserError
 from mooncake_lite.tools import replay_client
-from mooncake_lite.tools.replay_client import Player
+from mooncake_lite.tools.replay_client import Player, _probe, _refusal_of
 from mooncake_lite.workloads.text import prompt_of
 from mooncake_lite.workloads.traces import Trace, TraceRequest, write_trace
 from tests.mooncake_lite.tools.fake_openai import FakeServer, event, refused, running, words
@@ -166,6 +168,28 @@ def test_a_server_that_is_no_openai_server_is_refused(
         setattr(fake, name, value)
     assert run(trace, fake) == (2, {})
     assert words in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_answer_a_completion_is_told() -> None:
+    broken = httpx.MockTransport(Mock(side_effect=httpx.ReadError("reset")))
+    with (
+        httpx.Client(base_url="http://x", transport=broken) as client,
+        pytest.raises(UserError, match="the server at http://x does not answer a completion: reset"),
+    ):
+        _probe(client, "http://x", {})
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ('{"error": {"code": "queue_full", "type": "t"}}', "HTTP 503 queue_full"),
+        ('{"error": {"type": "overloaded"}}', "HTTP 503 overloaded"),
+        ('{"error": "no"}', "HTTP 503"),
+        ("<html>", "HTTP 503"),
+    ],
+)
+def test_a_refusal_is_counted_by_its_status_and_word(body: str, cause: str) -> None:
+    assert _refusal_of(httpx.Response(503, text=body)) == cause
 
 
 @pytest.mark.parametrize(

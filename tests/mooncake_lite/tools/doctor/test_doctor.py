@@ -10,15 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from mooncake_lite.errors import ConfigError
+from mooncake_lite.errors import CacheError, ConfigError
+from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.tools.doctor import command as doctor
 from mooncake_lite.tools.doctor import links
 from mooncake_lite.tools.doctor.command import Finding, Report
 from mooncake_lite.tools.doctor.links_program import Found, Pair
-from mooncake_lite.tools.doctor.probes import try_program
+from mooncake_lite.tools.doctor.probes import try_mpirun, try_program
 from tests.mpi import skip_without_ucx
 from tests.two_nodes import serve_args, two_nodes
 
@@ -29,6 +31,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "h5py": {"version": "3.16.0", "hdf5": "2.0.0"},
     "mpi4py": {"version": "4.1.2", "library": "Open MPI v5.0.11"},
 }
+
+
+UCX = frozenset({"pml/ucx", "osc/ucx"})
 
 
 def states(findings: Any) -> dict[str, str]:
@@ -133,6 +138,81 @@ def test_elsewhere_than_on_linux_the_doctor_says_what_works(monkeypatch: pytest.
 
 
 @pytest.mark.quick
+def test_another_architecture_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "riscv64")
+    assert states(doctor._system())["system"] == "note"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("version", "ulfm", "ucx", "broken", "found"),
+    [
+        ("5.0.11", True, True, "", ("ok", "starts processes")),
+        ("5.0.11", True, True, "it hangs", ("missing", "it hangs")),
+        ("5.0.9", True, True, "", ("note", "mpi4py uses another MPI than this mpirun")),
+        ("4.1.6", False, False, "", ("missing", "Open MPI 4.1.6 is too old")),
+    ],
+)
+def test_an_mpirun_is_found_with_what_follows(
+    version: str, ulfm: bool, ucx: bool, broken: str, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = OpenMPI(
+        mpirun=Path("/bin/mpirun"), version=version, components=UCX if ucx else frozenset(), ulfm=ulfm
+    )
+    monkeypatch.setattr("mooncake_lite.launch.open_mpi.inspect_open_mpi", lambda mpirun: there)
+    monkeypatch.setattr("mooncake_lite.tools.doctor.probes.try_mpirun", lambda mpirun: broken)
+    (mpirun,) = [one for one in doctor._mpi(Report(), GOOD["mpi4py"]) if one.name == "mpirun"]
+    assert (mpirun.state, mpirun.follows[: len(found[1])]) == found
+
+
+@pytest.mark.quick
+def test_rdma_devices_decide_what_follows_from_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / "mlx5_0"])
+    assert doctor._ucx(False, "no UCX") == Finding("UCX", "no", "note", "no UCX")
+    assert doctor._ucx(True, "").value == "yes, with mlx5_0"
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [])
+    assert doctor._ucx(False, "no UCX").state == "ok"
+    assert doctor._ucx(True, "").value == "yes, no RDMA device"
+
+
+@pytest.mark.quick
+def test_a_gpu_is_told_and_a_driver_that_torch_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = GOOD | {"torch": GOOD["torch"] | {"device": "NVIDIA H200"}}
+    (gpu,) = [one for one in doctor._compute(answers) if one.name == "CUDA device"]
+    assert (gpu.value, gpu.follows) == ("NVIDIA H200", "--device cuda")
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+    (gpu,) = [one for one in doctor._compute(GOOD) if one.name == "CUDA device"]
+    assert (gpu.state, gpu.follows) == ("note", "install a CUDA build of torch")
+
+
+@pytest.mark.quick
+def test_a_cache_that_cannot_be_used_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOONCAKE_LITE_CACHE", str(tmp_path))
+    monkeypatch.setattr("mooncake_lite.config.machine.why_unwritable", lambda folder: "read-only")
+    found = {one.name: one for one in doctor._storage(GOOD["h5py"])}
+    assert "not writable: set MOONCAKE_LITE_CACHE" in found["cache"].follows
+    assert found["default model"].follows == "mooncake-lite model pull gets it (98 MB)"
+    refuse = Mock(side_effect=CacheError("no home folder"))
+    monkeypatch.setattr("mooncake_lite.config.cache.cache_folder", refuse)
+    assert states(doctor._storage(GOOD["h5py"])) == {"h5py": "ok", "cache": "note"}
+
+
+@pytest.mark.quick
+def test_damaged_tables_of_linear_layers_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "torn.json").write_text("{")
+    (tmp_path / "old.json").write_text('{"paths": []}')
+    assert doctor._linear_paths(tmp_path).value == "not measured"
+    (tmp_path / "whole.json").write_text('{"paths": [1, 2], "machine": {"threads": 4}}')
+    assert doctor._linear_paths(tmp_path).value == "kinds measured: 2 at 4 threads"
+
+
+@pytest.mark.quick
+def test_a_library_that_is_not_installed_has_no_version() -> None:
+    assert doctor._version("no-such-distribution") == "none"
+    assert doctor._version("numpy")[0].isdigit()
+
+
+@pytest.mark.quick
 def test_without_the_gpu_extra_ptx_is_a_note_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "none")
     answers = GOOD | {"nvvm": {"error": "No module named 'numba.cuda'"}}
@@ -202,9 +282,16 @@ def test_the_last_line_and_the_exit_code_say_whether_to_serve(
         ("raise ValueError('broken wheel')", 30.0, {"error": "ValueError: broken wheel"}),
         ("import os; os.kill(os.getpid(), 11)", 30.0, {"error": "exit code -11"}),
         ("import signal; signal.pause()", 0.2, {"error": "no answer after 0 s"}),
+        ("import os; os._exit(0)", 30.0, {"error": "the try printed no answer"}),
     ],
 )
 def test_a_try_that_fails_crashes_or_hangs_is_a_finding(
     program: str, limit_s: float, answer: dict[str, Any]
 ) -> None:
     assert try_program(program, limit_s) == answer
+
+
+@pytest.mark.quick
+def test_an_mpirun_that_is_not_there_is_told(tmp_path: Path) -> None:
+    why = try_mpirun(tmp_path / "mpirun")
+    assert why == "starting two processes failed: No such file or directory"

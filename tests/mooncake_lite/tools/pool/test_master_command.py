@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,16 @@ def test_a_master_listens_at_a_host_name_too() -> None:
     with master_process(10_000, "--host", "localhost") as (address, _):
         store = new_store(address)
         assert (store.put("a", b"1"), store.get("a"), store.close()) == (0, b"1", 0)
+
+
+@pytest.mark.quick
+def test_a_key_file_that_cannot_be_read_and_a_port_that_is_taken_are_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["store", "master", "--rpc-port", "0", "--key-file", str(tmp_path / "a" / "b")]) == 2
+    assert f"--key-file {tmp_path}/a/b cannot be read: No such file or directory" in capsys.readouterr().err
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert main(["store", "master", "--rpc-port", str(other.getsockname()[1])]) == 2
+    assert "store master: " in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mooncake_lite.tools.top.figures import Flow, Lookups, Rank, busiest, figures_of, quantile
+from mooncake_lite.tools.top.figures import Flow, Lookups, Rank, _buckets, busiest, figures_of, quantile
 from tests.mooncake_lite.tools.top.samples import figures, ranks, sample
 
 pytestmark = pytest.mark.quick
@@ -78,6 +78,12 @@ def test_the_median_is_interpolated_in_its_bucket() -> None:
     assert quantile([(0.1, 0.0), (float("inf"), 7.0)], 0.5) == 0.1, "the largest bound that is known"
     assert quantile([(0.1, 0.0), (float("inf"), 0.0)], 0.5) is None
     assert quantile([], 0.5) is None
+
+
+def test_buckets_without_a_bound_count_for_nothing() -> None:
+    name = "time_to_first_token_seconds"
+    lines = [f'{name}_bucket{{le="{bound}"}} {count}' for bound, count in (("x", 9), ("0.5", 3), ("+Inf", 4))]
+    assert _buckets(sample(0.0, "\n".join(lines)), name) == {0.5: 3.0, float("inf"): 4.0}
 
 
 def test_a_median_is_of_what_came_between_the_scrapes() -> None:

@@ -92,6 +92,7 @@ def test_the_stages_of_requests_stand_above_their_names() -> None:
         (SERVER, WATCHING, "● ready  up 1 min 15 s"),
         (SERVER.replace("degraded 0", "degraded 2"), WATCHING, "● degraded (2)"),
         (SERVER.replace("ready 1", "ready 0"), WATCHING, "● not ready"),
+        ("\n".join(line for line in SERVER.splitlines() if "ready" not in line), WATCHING, "● answers"),
         (SERVER, Watching("here:8000", 12.3, "HTTP 500"), "● no answer since 12 s"),
     ],
 )
@@ -130,6 +131,7 @@ def test_numbers_are_short_and_have_their_units() -> None:
     assert numbers.of_size(32 * 2**20, 512 * 2**20) == "32 / 512 MiB"
     assert numbers.of_size(330 * 2**20, 2**30) == "330 MiB / 1 GiB"
     assert numbers.of_size(0, 2**30) == "0 / 1 GiB"
+    assert (numbers.of_size(None, 1), numbers.of_size(1, None), numbers.age(None)) == ("–", "–", "–")
     assert [numbers.duration(s) for s in (None, 0.0024, 0.024, 1.234, 12.3)] == [
         "–", "2.4 ms", "24 ms", "1.23 s", "12 s",
     ]  # fmt: skip
