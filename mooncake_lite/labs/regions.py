@@ -161,10 +161,9 @@ def parsed(text: str) -> FunctionNode | None:
 
 
 def function_in(source: str, function: str) -> FunctionNode:
-    """Return the syntax tree of a function. Raises LabError if it is not there, or SyntaxError."""
+    """Return the syntax tree of a function, which `find` has found. Raises SyntaxError."""
     node = _node(read(source), function)
-    if node is None:
-        raise LabError(f"{function} is not there")
+    assert node is not None
     return node
 
 

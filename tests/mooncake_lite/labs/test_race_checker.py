@@ -16,7 +16,7 @@ import pytest
 from kernels_numba.attention import attention_cuda
 from kernels_numba.errors import BackendError
 from mooncake_lite.labs.access_map import AccessMap
-from mooncake_lite.labs.race_checker import Access, Finding, conflict, watch
+from mooncake_lite.labs.race_checker import READS, Access, Finding, Recording, conflict, watch
 from tests.mooncake_lite.labs import bad_kernels, good_kernels
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -200,3 +200,10 @@ def test_accesses_race_if_two_threads_make_them_and_one_changes_the_cell(
 ) -> None:
     pair = conflict({Access(thread, operation, "kernel.py", 1) for thread, operation in accesses})
     assert races == (pair and tuple(access.thread for access in pair))
+
+
+def test_accesses_of_an_array_are_counted_by_thread() -> None:
+    recording = Recording()
+    recording._counts.update({("keys", READS, 0): 3, ("keys", READS, 1): 5, ("values", READS, 0): 9})
+    assert (recording.count("keys", READS), recording.most_of_a_thread("keys", READS)) == (8, 5)
+    assert (recording.count("none", READS), recording.most_of_a_thread("none", READS)) == (0, 0)
