@@ -126,7 +126,18 @@ def test_a_closed_engine_takes_no_more_and_has_finished_what_it_had(engine: Any)
     assert np.array_equal(buffer, engine.local)
     with pytest.raises(EngineClosed):
         engine.submit([read(buffer, 1)])
+    with pytest.raises(EngineClosed):
+        engine.register(bytearray(8))
     engine.close()
+
+
+def test_a_path_that_is_unknown_or_cannot_reach_all_ranks_is_refused() -> None:
+    with pytest.raises(BadTransfer, match="path 'slow' is unknown; use one of "):
+        TransferEngine(OneRank(), 4096, path="slow")  # type: ignore[arg-type]
+    two_nodes = OneRank()
+    two_nodes.one_node = False
+    with pytest.raises(BadTransfer, match="path 'shared' cannot reach the ranks of other nodes"):
+        TransferEngine(two_nodes, 4096, path="shared")  # type: ignore[arg-type]
 
 
 def test_a_buffer_is_let_go_of_when_its_copies_have_ended(engine: Any) -> None:

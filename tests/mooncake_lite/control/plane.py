@@ -28,16 +28,17 @@ class Plane:
     """Checks every invariant after every event.
 
     blocks   in the segment of each store rank
+    lend     blocks in the segment of the prefill rank
     tier     keys on SSD at the start; their digests are equal to them
     """
 
-    def __init__(self, blocks: int = 32, tier: Sequence[int] = (), **options: Any) -> None:
+    def __init__(self, blocks: int = 32, tier: Sequence[int] = (), *, lend: int = 0, **options: Any) -> None:
         roles, layout = ["steward", "prefill", "decode", "store"], (2, 1, BLOCK, 8, 4, "none")
         config = ControlConfig(layout=layout, roles=roles, nodes=[0] * 4, saves=True, **options)
         self.control = Control(config)
         self.now = 0.0
         nbytes = blocks * LAYOUT.nbytes
-        self.on(ev.RankJoined(1, 0, 1, ("prefill",), 0, slots=1))
+        self.on(ev.RankJoined(1, 0, 1, ("prefill",), 0, slots=1, segment_bytes=lend * LAYOUT.nbytes))
         self.on(ev.RankJoined(2, 0, 2, ("decode",), 0, slots=16))
         self.on(ev.RankJoined(3, 0, 3, ("store",), 0, segment_bytes=nbytes, tier=True))
         self.on(ev.TierIndexed(3, 0, list(tier), list(tier), True))

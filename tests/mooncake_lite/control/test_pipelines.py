@@ -11,6 +11,7 @@ from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.grants import UNKNOWN_S
 from mooncake_lite.control.members import Members
 from store.layout import BlockLayout
 from tests.mooncake_lite.control.plane import BLOCK, E, only
@@ -221,6 +222,18 @@ def test_a_new_conductor_that_was_told_of_a_lost_rank_kills_the_rest_of_its_pipe
     control.on(ev.GatewayReady("gateway"), 5.0)
     started = control.on(ev.RequestArrived("a", 70, 16, [], []), 6.0)
     assert only(fx.StartPrefill, started).rank == 4
+    control.check()
+
+
+def test_a_rank_that_does_not_report_to_a_new_conductor_in_time_is_killed() -> None:
+    control, _ = successor()
+    for rank in (*ONE, *TWO, 7):
+        control.on(joined(rank, 1), 1.0)
+    assert killed(control.on(ev.Tick(), UNKNOWN_S - 0.1)) == []
+    assert killed(control.on(ev.Tick(), UNKNOWN_S)) == [8]
+    before = control.ignored
+    assert control.on(joined(7, 1), UNKNOWN_S + 1.0) == []
+    assert control.ignored == before + 1, "it has joined already"
     control.check()
 
 

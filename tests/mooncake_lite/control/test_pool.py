@@ -56,3 +56,13 @@ def test_a_new_conductor_has_blocks_saved_that_no_tier_has_yet() -> None:
         HeldBlock(BlockRef(key, 3, key * nbytes, nbytes), key, key, bytes(16), None, 0, 0) for key in (1, 2)
     ]
     assert only(fx.SaveBlocks, control.on(ev.Inventory(3, 1, held, True), 1.0)).keys == [2]
+
+
+def test_without_a_store_rank_no_block_can_be_compared() -> None:
+    plane = Plane(blocks=1, lend=8)
+    plane.serve("a", 4 * BLOCK)
+    plane.on(ev.RankLost(3, 0, "died"))
+    assert plane.control.directory.stats()["objects"] > 0, "the prefill rank lends the space of the others"
+    (answer,) = plane.on(ev.PoolCommand(1, "verify"))
+    assert isinstance(answer, fx.AnswerCommand)
+    assert answer.problem == "no store rank is left that could compare blocks"
