@@ -10,7 +10,6 @@ from store.errors import StoreError
 OK = 0
 INTERNAL = -1
 NO_SPACE = -200
-BAD_KEY = -400
 BAD_PARAMETERS = -600
 NOT_READY = -703
 NOT_FOUND = -704

@@ -86,6 +86,13 @@ def test_a_spoke_may_be_there_before_its_hub(tmp_path: Path) -> None:
             assert collect(hub, 1) == [("early", Note(7))]
 
 
+def test_a_hub_is_reached_at_each_of_its_paths(tmp_path: Path) -> None:
+    paths = [f"ipc://{tmp_path}/{name}" for name in "ab"]
+    with Hub(paths, NOTES) as hub, Spoke(paths[0], "a", NOTES) as a, Spoke(paths[1], "b", NOTES) as b:
+        assert (a.send(Note(1)), b.send(Note(2))) == (True, True)
+        assert sorted(collect(hub, 2)) == [("a", Note(1)), ("b", Note(2))]
+
+
 def test_a_message_to_an_unknown_peer_is_not_sent_and_counted(hub: Hub) -> None:
     assert not hub.send("nobody", Note(1))
     assert hub.counters.unsent == 1

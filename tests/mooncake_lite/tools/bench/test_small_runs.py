@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,10 +16,10 @@ from store.layout import BlockLayout
 
 
 @pytest.fixture(autouse=True)
-def frozen() -> Iterator[None]:
-    """What tests/conftest.py keeps from the garbage collector is kept from it again afterwards."""
-    yield
-    gc.freeze()
+def no_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all tests have left is not searched for garbage before each measurement."""
+    for module in (scheduler, scheduler_index, store):
+        monkeypatch.setattr(module, "gc", Mock())
 
 
 def names(rows: list[Row]) -> list[str]:
