@@ -15,7 +15,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import LaunchError
+from mooncake_lite.launch import job
 from mooncake_lite.launch import run_dir as module
 from mooncake_lite.launch.rank_process import RankFile
 from mooncake_lite.launch.run_dir import RunDir, bases, remove_segments, sweep
@@ -98,6 +100,16 @@ def test_a_folder_that_cannot_be_used_is_refused_and_leaves_nothing(
                 RunDir.create()
     assert [path.name for path in base.iterdir() if path.name.startswith(".")] == []
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1, "of the folder that was made"
+
+
+def test_a_job_whose_mpirun_cannot_be_started_leaves_no_folder(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunDir, "guard", Mock())
+    monkeypatch.setattr(job, "start_child", Mock(side_effect=OSError("no more processes")))
+    with pytest.raises(OSError, match="no more processes"):
+        job.MpirunJob(ServeConfig(), Path("/bin/mpirun"), ["true"], {})
+    assert list(base.iterdir()) == []
 
 
 def test_a_sweep_leaves_a_folder_alone_whose_lock_cannot_be_opened(base: Path) -> None:

@@ -117,6 +117,16 @@ def test_a_server_that_is_not_there_is_one_clear_error() -> None:
         stream_answer(client, {"messages": []}, StreamedAnswer(), print)
 
 
+def test_a_server_over_https_is_checked_with_the_certificates_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda: "certificates")
+    kind = Mock()
+    open_client(kind, "https://llm.example", None, 1.0)
+    open_client(kind, "http://llm.example", None, 1.0)
+    assert [call.kwargs.get("verify") for call in kind.call_args_list] == ["certificates", None]
+
+
 def test_a_server_that_falls_silent_is_one_clear_error() -> None:
     silent = httpx.MockTransport(Mock(side_effect=httpx.ReadTimeout("")))
     with (

@@ -173,6 +173,14 @@ def test_a_request_that_was_never_placed_waits(
     assert capsys.readouterr().out.startswith("early: waits: ")
 
 
+def test_a_refused_request_is_shown_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "run")
+    assert main(["explain", "later-3", "--recording", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("later-3: refused: 3 requests are waiting, the limit is 3\n")
+
+
 def test_an_event_that_raises_ends_the_replay_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

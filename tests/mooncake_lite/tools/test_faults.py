@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
+from mooncake_lite.errors import ClusterError
 from mooncake_lite.tools.bench.faults import Found, _rows
 from mooncake_lite.tools.demo.faults import Played
-from mooncake_lite.tools.streams import Stream
+from mooncake_lite.tools.profile import overheads
+from mooncake_lite.tools.streams import Prompt, Stream, play, process_of
 
 pytestmark = pytest.mark.quick
 
@@ -27,3 +32,25 @@ def test_the_demo_counts_the_gaps_after_the_death_alone() -> None:
     undisturbed, killed = (line.split() for line in out.getvalue().splitlines() if "the same" in line)
     assert undisturbed == ["nothing", "100", "100", "the", "same"]
     assert killed == ["decode", "rank", "300", "300", "the", "same"]
+
+
+def test_a_stream_that_finds_no_server_has_the_reason_and_the_act_is_done() -> None:
+    act = Mock()
+    (stream,), moment = play("http://127.0.0.1:1", [Prompt([1, 2], 3)], act, 0.0)
+    assert act.called
+    assert "refused" in stream.error
+    assert (stream.text, len(stream.times)) == ("", 1)
+    assert stream.times[0] <= moment + 1.0
+
+
+def test_a_process_that_a_cluster_does_not_have_is_told() -> None:
+    with pytest.raises(ClusterError, match="the cluster has no process 7"):
+        process_of(os.getpid(), "7")
+
+
+def test_overheads_that_cannot_be_measured_are_told_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(overheads, "sleeping_profile", lambda folder: None)
+    monkeypatch.setattr(overheads, "started", Mock(side_effect=ClusterError("no mpirun")))
+    assert overheads.measure_overheads(Path("model"), told.append) is None
+    assert told == ["overheads are not measured: no mpirun"]

@@ -21,6 +21,7 @@ from mooncake_lite.messages.pool import PoolEnded, PoolProgress, PoolQuery, Pool
 from mooncake_lite.tools import explain
 from mooncake_lite.tools.pool import commands, live
 from mooncake_lite.tools.pool.live import LivePool
+from scheduler.placement import Explanation
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.fake_hub import new_role
 from transport.channel import Hub
@@ -150,6 +151,10 @@ def test_a_cluster_that_does_not_keep_a_decision_names_those_that_it_keeps(
         monkeypatch.setattr(live, "live_pool", lambda folder, answers=answers: nullcontext(answers))
         with pytest.raises(UserError, match=f"no decision about request 'r' is kept; {words}"):
             explain.from_cluster("r", None)
+    kept = Explanation("r", "random", "refused", "no room", [])
+    answers = pool([Explained(kept, [])])[0]
+    monkeypatch.setattr(live, "live_pool", lambda folder: nullcontext(answers))
+    assert explain.from_cluster("r", None) == kept
 
 
 def test_commands_tell_how_many_blocks_they_have_pinned(
