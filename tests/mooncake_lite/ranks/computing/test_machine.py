@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from scheduler.instance import DECODE, PREFILL, Limits, Pages, Preemption, Stagi
 from store.keys import block_digests, next_key, prefix_keys
 from tests.mooncake_lite.conductor.wording import kind
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
+from tests.scheduler.instance.test_drafts import Wrong
 
 pytestmark = pytest.mark.quick
 
@@ -333,6 +335,20 @@ def test_one_rank_serves_both_duties_when_it_is_given_both() -> None:
         pass
     assert last.index == 3
     assert rank.told[-1] == m.DecodeEnded(2, 5, "a", 0, 0, 4, 3, 3, 10 + 11 + 12, 3 * 0.5)
+
+
+def test_the_conductor_hears_of_drafts_as_rows_of_a_step_and_not_as_tokens() -> None:
+    rank = Rank(PREFILL, DECODE)
+    rank.machine.state.new_drafter = partial(Wrong, 1)
+    rank.hear(serve([*range(14)], []))
+    ended = rank.until(m.DecodeEnded)
+    assert ended == m.DecodeEnded(*ABOUT, 0, 4, 3, 4, 15 + 16 + 16 + 17, 3 * 0.5)
+    counted = {name: rank.machine.counters[name] for name in rank.machine.counters if "dec" in name}
+    assert counted == {
+        "decode_tokens_total": 3, "decode_iterations_total": 3, "decode_rows_total": 4,
+        "decode_seconds_total": 1.5, "spec_decode_num_drafts_total": 1,
+        "spec_decode_num_draft_tokens_total": 1, "spec_decode_num_accepted_tokens_total": 0,
+    }  # fmt: skip
 
 
 def test_a_rank_of_both_duties_computes_a_prompt_decodes_on_and_tells_of_both() -> None:
