@@ -70,6 +70,8 @@ class _Reader:
             inner, count = self.take("I"), self.take("Q")
             if inner in _FIXED:
                 self.at += count * _FIXED[inner]
+            elif inner == _STRING:
+                self._skip_strings(count)
             else:
                 for _ in range(count):
                     self.skip(inner)
@@ -78,6 +80,13 @@ class _Reader:
         else:
             self.at += _FIXED[kind]
         return None
+
+    def _skip_strings(self, count: int) -> None:
+        """Past so many strings. A vocabulary has tens of thousands, and every start of a rank walks them."""
+        at, length = self.at, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            at += 8 + length(self.data, at)[0]
+        self.at = at
 
 
 def _tensors(mapped: np.ndarray) -> dict[str, GgufTensor]:

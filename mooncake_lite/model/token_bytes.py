@@ -61,6 +61,13 @@ def token_bytes(description: dict[str, Any]) -> TokenBytes | None:
     return TokenBytes(math.ceil(max([CHARACTER_BYTES, *lengths]) * shrinking), dropped)
 
 
+def last_id(description: dict[str, Any]) -> int:
+    """The highest id of a token of the tokenizer with this description; -1 when it has none."""
+    model = description["model"]
+    ids = range(len(model["vocab"])) if model["type"] == "Unigram" else model["vocab"].values()
+    return max([*ids, *(token["id"] for token in description.get("added_tokens") or [])], default=-1)
+
+
 def steps_of(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     """The steps of a sequence, which may hold sequences; none when there is no step."""
     if step is None:

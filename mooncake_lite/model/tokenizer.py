@@ -21,7 +21,7 @@ from mooncake_lite.errors import ModelError, RequestError
 from mooncake_lite.model.chat_template import ChatTemplate
 from mooncake_lite.model.config import ModelConfig, load_config, read_json
 from mooncake_lite.model.detokenizer import Detokenizer, OfBytes, OfTokens
-from mooncake_lite.model.token_bytes import byte_alphabet, steps_of, token_bytes
+from mooncake_lite.model.token_bytes import byte_alphabet, last_id, steps_of, token_bytes
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 """The calls for batches get one text each: without this they would start a thread per core for nothing."""
@@ -60,12 +60,15 @@ class Tokenizer:
         self._is_bytes = "ByteLevel" in decoder and decoder <= {"ByteLevel", "Fuse"}
         self._fallback_bytes = _fallback_bytes(inner) if "ByteFallback" in decoder else {}
         self._token_bytes = token_bytes(description)
+        self._last_id = last_id(description)
         self._special_ids = frozenset(
             token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
         )
 
     def unembedded(self) -> dict[int, str]:
         """Return the tokens of which the model has no embedding, by id."""
+        if self._last_id < self.vocab_size:
+            return {}  # without the copy of all tokens
         return {i: token for token, i in self._inner.get_vocab().items() if i >= self.vocab_size}
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
