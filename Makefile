@@ -39,12 +39,14 @@ help:
 
 # The stamp is newer than everything that decides about the installation. The choice of torch is part of
 # it: its file changes only when the variable does. Python compiles what is imported; all of torch would take
-# half a minute.
+# half a minute. What every worker of pytest imports is compiled once, by the core that pip leaves idle.
 $(STAMP): pyproject.toml constraints.txt Makefile $(VENV)/.torch
 	@$(PIP) install --quiet --upgrade pip
 	@echo "installing $(TORCH)"
 	@$(PIP) install --no-compile '$(TORCH)'
-	@$(PIP) install --no-compile -c constraints.txt -e '.[test,gpu]'
+	@{ $(BIN)/python -m compileall -qq $(filter-out tests tutorials,$(CODE)); $(BIN)/python -c 'import torch'; } > /dev/null 2>&1 & \
+	$(PIP) install --no-compile -c constraints.txt -e '.[test,gpu]'; \
+	wait
 	@touch $@
 
 $(VENV)/.torch: FORCE | $(BIN)/python
