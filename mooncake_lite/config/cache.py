@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from mooncake_lite.errors import CacheError
 
 VARIABLE = "MOONCAKE_LITE_CACHE"
@@ -89,6 +87,8 @@ def locked(name: str, timeout_s: float = 900.0) -> Iterator[None]:
 
     Raises CacheError when the folder cannot be used or another process keeps the lock longer than timeout_s.
     """
+    from filelock import FileLock, Timeout  # brings asyncio, which most processes do without
+
     path = subfolder("locks") / f"{name}.lock"
     lock = FileLock(path, timeout=timeout_s, mode=0o600)
     with cache_errors():

@@ -6,7 +6,6 @@ sockets. Explained in docs/explain/transport.md.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -132,6 +131,8 @@ class Batch:
 
     async def done(self, timeout_s: float) -> None:
         """Wait like wait(), for asyncio. Cancelling the task does not cancel the batch."""
+        import asyncio  # ranks wait in threads, and start without it
+
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
