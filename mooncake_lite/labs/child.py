@@ -86,12 +86,12 @@ def file_digest(path: Path) -> str:
 
 
 def loaded_files() -> dict[str, str]:
-    """Return {file: digest} of the modules that come from this tree."""
+    """Return {file: digest} of the modules that come from this tree, but for an environment within it."""
     root = Path.cwd()
     found = {}
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and Path(path).is_relative_to(root):
+        if isinstance(path, str) and PACKAGES not in path and Path(path).is_relative_to(root):
             found[str(Path(path).relative_to(root))] = file_digest(Path(path))
     return found
 
