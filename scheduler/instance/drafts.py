@@ -31,6 +31,10 @@ WEIGHT = 0.1
 TRIAL = 32
 """Tokens after which a sequence whose drafts do not seem to pay tries again, as soon as it finds any."""
 
+WORTH = 1.1
+"""How many times as many tokens a second the drafts of a trial would have to give if all were right. In a
+large batch, where rows are not cheap any more, none would."""
+
 
 def with_drafts(state: State, chunks: list[Chunk]) -> list[Chunk]:
     """Add drafts to the chunks of a pass of the running batch alone, where they pay.
@@ -63,9 +67,7 @@ def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) ->
     )
     if most < 1 or not task.job.speculates:
         return (), False
-    most = _length(state.limits, task.acceptance, most, rows, tokens) or (
-        min(most, LENGTHS[0]) if sequence.answered >= task.next_trial else 0
-    )
+    most = _length(state.limits, task, most, rows, tokens)
     if not most:
         return (), False
     if task.drafter is None:
@@ -74,13 +76,17 @@ def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) ->
     return task.drafter.after(sequence, most)
 
 
-def _length(limits: Limits, acceptance: float, most: int, rows: int, tokens: float) -> int:
-    """Return how many drafts give the most tokens a second, for the pass as a whole; 0: none."""
+def _length(limits: Limits, task: Task, most: int, rows: int, tokens: float) -> int:
+    """Return how many drafts give the most tokens a second for the whole pass, or are a trial; 0: none."""
 
-    def tokens_per_cost(count: int) -> float:
+    def per_cost(count: int, acceptance: float) -> float:
         return (tokens + expected(acceptance, count)) / cost(limits, rows + count)
 
-    return max((0, *(min(length, most) for length in LENGTHS)), key=tokens_per_cost)
+    lengths = [min(length, most) for length in LENGTHS]
+    best = max((0, *lengths), key=lambda count: per_cost(count, task.acceptance))
+    if best or task.sequence.answered < task.next_trial:
+        return best
+    return lengths[0] if per_cost(lengths[0], 1.0) >= WORTH * per_cost(0, 1.0) else 0
 
 
 def expected(acceptance: float, count: int) -> float:

@@ -16,9 +16,10 @@ from collections.abc import Sequence as Seq
 from scheduler.instance.job import Job
 from scheduler.instance.sequence import Sequence
 
-KEYS = (3, 2)
-"""Last tokens of the answer that are looked for, the longest first. Tokens of the prompt are no key: the end
-of a chat template, which stands before each answer of a conversation, would draft an earlier answer."""
+KEY = 3
+"""Last tokens of the answer that are looked for: with 2, essays have more wrong drafts; with 4, lists have
+fewer right ones. Tokens of the prompt are no key: the end of a chat template, which stands before each answer
+of a conversation, would draft an earlier answer."""
 
 BYTES = 4
 """Of a token in a searched text."""
@@ -66,25 +67,25 @@ class Lookup:
         self._predicted.extend(job.predicted)
 
     def after(self, sequence: Sequence, most: int) -> tuple[Seq[int], bool]:
-        """Return what is behind a place of the longest key, in the prediction rather than in the text.
+        """Return what is behind a place of the last tokens, in the prediction rather than in the text.
 
         Not past the end of the prompt, nor an end token, which is drawn in any case.
         """
         ids, answered, prediction = sequence.token_ids, sequence.answered, self._prediction
         self._said.extend(ids[self._said.num_tokens :])
-        if 0 < answered < KEYS[-1] and ids[-answered:] == prediction[:answered]:
-            return _until_end(prediction[answered : answered + most], sequence), True
-        prompt = len(ids) - answered
-        for size in KEYS:
-            if answered < size:
-                continue
-            key = self._said.bytes[-size * BYTES :]
-            if first := self._predicted.behind(key):
-                return _until_end(prediction[first : first + most], sequence), True
-            if first := self._said.behind(key):
-                end = min(first + most, prompt) if first < prompt else first + most
-                return _until_end(ids[first:end], sequence), False
-        return (), False
+        if answered < KEY:
+            begins = answered and ids[-answered:] == prediction[:answered]
+            return (
+                (_until_end(prediction[answered : answered + most], sequence), True)
+                if begins
+                else ((), False)
+            )
+        key, prompt = self._said.bytes[-KEY * BYTES :], len(ids) - answered
+        if first := self._predicted.behind(key):
+            return _until_end(prediction[first : first + most], sequence), True
+        first = self._said.behind(key)
+        end = min(first + most, prompt) if first < prompt else first + most
+        return _until_end(ids[first:end] if first else [], sequence), False
 
 
 def _until_end(ids: list[int], sequence: Sequence) -> list[int]:

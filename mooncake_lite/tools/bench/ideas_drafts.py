@@ -29,9 +29,10 @@ TEXT = (
     "coffee and rolls. In the afternoon the ferry to the islands leaves, and by evening the quay is empty."
 )
 CHATS = {
-    "a list is copied": "Here is a list of people:\n" + "\n".join(PEOPLE) + "\nWrite it again, line by line.",
+    "a list is copied": "Repeat this list:\n" + "\n".join(PEOPLE),
     "a text is copied": "Copy this text word by word:\n" + TEXT,
-    "JSON rows": f"Copy this JSON word by word:\n[\n{ROWS}\n]",
+    "JSON rows are copied": f"Repeat this JSON:\n[\n{ROWS}\n]",
+    "JSON rows are mixed up": f"Copy this JSON word by word:\n[\n{ROWS}\n]",  # by this small model
     "an essay": "Explain how a steam engine works, in your own words.",
 }
 ESSAYS = (

@@ -166,9 +166,12 @@ def test_a_pass_has_at_most_as_many_rows_as_the_costs_say_and_none_are_drafts_be
     assert most == 32
 
 
-@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize("rows", [1, 4, 16])
 def test_drafts_are_as_long_as_they_pay(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With costs as measured: right drafts are long, wrong ones soon stop but for rare trials."""
+    """With costs as measured: right drafts are long, wrong ones soon stop but for rare trials.
+
+    In a large batch drafts are not worth a trial.
+    """
     large_pages(monkeypatch, 512)
     found = {}
     for every in (0, 1):
@@ -181,10 +184,10 @@ def test_drafts_are_as_long_as_they_pay(rows: int, monkeypatch: pytest.MonkeyPat
             step, _ = rank.step(unchanged=False)
             drafts.append(sum(drafts_of(step)) if len(step.chunks) == rows else 0)
         found[every] = drafts
-    assert max(found[0]) == {1: 7, 8: 24, 16: 16}[rows]
+    assert max(found[0]) == {1: 7, 4: 14, 16: 0}[rows]
     tried = [number for number, count in enumerate(found[1]) if count]
     assert sum(found[1]) <= 3 * rows * (2 + 400 // TRIAL)
-    assert tried[-1] > 300, "no trial so late"
+    assert tried[-1] > 300 if rows < 16 else not tried, "no trial so late"
 
 
 def test_a_request_that_does_not_want_drafts_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
