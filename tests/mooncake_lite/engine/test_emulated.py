@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from mooncake_lite.config.serve import PAGE_TOKENS
-from mooncake_lite.engine.emulated import EmulatedEngine
+from mooncake_lite.engine.emulated import EmulatedEngine, emulated_drafter
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import PassLoad, load_of
-from scheduler.instance import JobId, pages_for
+from scheduler.instance import Job, JobId, pages_for
+from scheduler.instance.drafts import accepted
+from scheduler.instance.sequence import Sequence
 from scheduler.instance.step import Chunk, Draw
 from store.layout import BlockLayout
 from tests import emulation
@@ -244,3 +246,31 @@ def test_no_process_of_an_emulated_cluster_imports_torch_or_kernels(tmp_path: Pa
     arguments = [str(folder), str(emulation.profile_file(folder)), str(tmp_path / "tier")]
     done = python("-c", RANK, *arguments)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_the_part_of_drafts_that_is_asked_for_is_right_and_rows_draw_what_steps_would() -> None:
+    found = {}
+    for acceptance in (1.0, 0.6):
+        rank, ids, seen = Rank(), PROMPT[:4], [0, 0]
+        job = Job("a", 0, frozenset(), ids, 0, 200, 999, sampling=Sampling(0.8, seed=3))
+        drafter = emulated_drafter(acceptance, emulation.VOCABULARY)(job, 0)
+        whole = Rank().answer(ids, 0, 200, job.sampling)
+        told = rank.answer(ids, 0, 1, job.sampling)
+        while len(told) < 190:
+            sequence = Sequence([*ids, *told], len(told), 200, 999, frozenset())
+            drafts, predicted = drafter.after(sequence, 7)
+            assert (len(drafts), predicted) == (7, False)
+            rows = tuple(
+                Draw(job.sampling, sequence.token_ids, len(told) + row, frozenset(), 0, tuple(drafts[:row]))
+                for row in range(8)
+            )
+            start = len(sequence.token_ids) - 1
+            chunk = Chunk(job.id, (told[-1], *drafts), start, rank.pages, rows, False)
+            drawn = [one.token for one in rank.engine.compute([chunk])[0]]
+            count = accepted(chunk, drawn)
+            seen[0], seen[1] = seen[0] + count, seen[1] + min(7, count + 1)
+            told += drawn[: count + 1]
+        assert told == whole[: len(told)]
+        found[acceptance] = seen[0] / seen[1]
+    assert found[1.0] == 1.0
+    assert abs(found[0.6] - 0.6) < 0.12

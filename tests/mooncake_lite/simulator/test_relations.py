@@ -158,3 +158,19 @@ def test_more_memory_links_or_nodes_are_not_worse(policy: str, soak: int) -> Non
             name: one for name, one in found.items() if one[0] > slower * ttft_s or one[1] < rate - fewer
         }
         assert not worse, f"{worse}, and {ttft_s, rate} with fewer"
+
+
+@pytest.mark.quick
+def test_more_drafts_that_are_right_are_faster_and_none_is_as_without(soak: int) -> None:
+    for trace in traces(soak, COUNT, RATE):
+        apart = serial(trace)
+        without, *found = [
+            played(cluster("2P2D", acceptance=part), apart) for part in (0.0, 0.2, 0.5, 0.8, 1.0)
+        ]
+        ends = [mean_end(one) for one in (without, *found)]
+        assert ends == sorted(ends, reverse=True)
+        assert ends[-1] < 0.9 * ends[0]
+        for one in found:
+            assert one.mean_ttft_s == pytest.approx(without.mean_ttft_s, rel=0.01)
+            lengths = [len(record.token_times_s) for record in one.records]
+            assert lengths == [len(record.token_times_s) for record in without.records]
