@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,7 @@ def test_ranks_of_each_role_the_conductor_and_the_gateway_die_in_turn_and_no_str
     tmp_path: Path,
 ) -> None:
     flags = [*RANKS, *SIZES, "--batch-invariant", "--dead-after-s", str(DEAD_AFTER_S)]
+    flags += ["--speculate", "prompt-lookup"]
     # Greedy: a tail that is computed again is rounded otherwise, and few of 100,000 drawn tokens lie so close
     # to the border to another one. Emulated ranks draw tokens, below.
     prompts = [prompt._replace(max_tokens=TOKENS, temperature=0.0) for prompt in text_prompts()]
@@ -84,6 +86,11 @@ def test_ranks_of_each_role_the_conductor_and_the_gateway_die_in_turn_and_no_str
         ]  # fmt: skip
         assert wait_until(lambda: not sum(samples(cluster.base_url, *AT_REST).values()), patient(5.0))
 
+        body = prompts[0].body() | {"stream": False, "speculate": False, "cache_salt": "without drafts"}
+        without = httpx.post(f"{cluster.base_url}/v1/completions", json=body, timeout=60).json()
+        assert without["choices"][0]["text"] == undisturbed[0].text
+        assert_drafted(cluster.base_url)
+
         process_of(cluster.pid, "gateway").kill()
         began = time.monotonic()
         assert wait_until(lambda: machine.healthy(cluster.base_url), patient(5.0))
@@ -92,6 +99,16 @@ def test_ranks_of_each_role_the_conductor_and_the_gateway_die_in_turn_and_no_str
     assert not folder.exists()
     assert not any(segment.exists() for segment in segments)
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def assert_drafted(url: str) -> None:
+    """Assert that ranks have made drafts, and that some were right, and some wrong."""
+    text = httpx.get(f"{url}/metrics").text
+    drafted, accepted = (
+        sum(float(one) for one in re.findall(rf"spec_decode_num_{name}_tokens_total{{[^}}]*}} (\S+)", text))
+        for name in ("draft", "accepted")
+    )
+    assert 0 < accepted < drafted
 
 
 def fail_the_disk_of(store: psutil.Process) -> None:
