@@ -353,7 +353,8 @@ class _Process:
     def _hear(self, told: list[Told], running: dict[str, _Open]) -> None:
         for message, _, _ in told:
             if isinstance(message, m.Tokens):
-                if running[message.request_id].push(message):
+                request = running.get(message.request_id)  # None: a stop string has ended it, before drafts
+                if request is not None and request.push(message):
                     cancel = m.CancelOn(0, message.request_id, 0, message.branch)
                     self._hear(self._rank.on(cancel, time.monotonic()), running)
             elif isinstance(message, m.DecodeEnded):

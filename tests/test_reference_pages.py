@@ -12,6 +12,7 @@ from mooncake_lite.conductor.cluster_metrics import HELP
 from mooncake_lite.gateway.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mooncake_lite.gateway.endpoints import ENDPOINTS
 from mooncake_lite.gateway.fields import NEUTRAL
+from scheduler.instance.limits import ROW_COSTS
 from store.books.ledger import COUNTERS as POOL_COUNTERS
 from store.tier import COUNTERS as TIER_COUNTERS
 from transport.channel import Counters
@@ -74,6 +75,16 @@ def test_the_page_lists_each_counter_of_a_rank_that_computes() -> None:
 
     assert "spec_decode_num_draft_tokens_total" in counted
     assert counted <= cells(METRICS, "Prefill, decode and compute ranks;", "Store ranks;")
+
+
+def test_the_page_of_drafts_has_the_costs_by_which_they_are_chosen() -> None:
+    page = (ROOT / "docs/explain/speculation.md").read_text(encoding="utf-8")
+    rows, costs = (
+        re.findall(r"[\d.]+", page.partition(f"| {name} |")[2].partition("\n")[0])
+        for name in ("rows of a pass", "cost")
+    )
+
+    assert [(int(row), float(cost)) for row, cost in zip(rows, costs, strict=True)] == list(ROW_COSTS)
 
 
 def test_the_page_lists_each_counter_of_the_pool_and_of_the_tier() -> None:

@@ -58,7 +58,8 @@ def emulated_token(digest: int, draw: Draw, vocab_size: int) -> int:
 
 
 def emulated_drafter(acceptance: float, vocab_size: int) -> NewDrafter:
-    """Return what makes drafts of emulated tokens, of which this part is accepted."""
+    """Return what makes drafts of emulated tokens. acceptance: probability that a draft after right ones is
+    right."""
 
     def new_drafter(job: Job, branch: int) -> Foreseen:
         known = [0, FIRST]  # tokens whose digest is known, and the digest

@@ -32,9 +32,9 @@ HookOf = Callable[[Seq[Chunk]], MovingHook | None]
 
 
 class Isolation:
-    """Has an engine compute passes. A chunk that is computed alone has no drafts.
+    """Has an engine compute passes. A chunk that is computed alone loses its drafts.
 
-    _unexplained   passes in a row that have raised without a chunk at fault, and without drafts
+    _unexplained   passes in a row that have raised although no chunk was at fault and none had drafts
     """
 
     def __init__(self, engine: ComputeEngine) -> None:

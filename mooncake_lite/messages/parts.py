@@ -83,7 +83,7 @@ class Body(Plain, frozen=True):
     offers      whether full blocks that have no place in the pool are offered to it
     spans       durations of the stages so far
     speculates  whether drafts may be made for it
-    predicted   what the client expects as the answer, as tokens
+    predicted   answer that the client expects, as tokens
     """
 
     gateway: str

@@ -42,7 +42,7 @@ LETTERS = {"P": "prefill", "D": "decode", "C": "compute", "S": "store"}
 
 
 ROWS, CONTEXT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), 2048
-"""Rows of passes, and the tokens that each attends to, whose costs decide how long drafts are."""
+"""Rows of passes, and tokens that each row attends to. Their costs decide how many drafts there are."""
 
 
 def parse_nodes(words: str) -> dict[str, int]:
@@ -80,7 +80,7 @@ class Cluster:
                  the costs say that it is faster
     sharing      how computing ranks reuse their own pages; off: all reuse goes through the pool
     ttft_s, tbt_s   limits that goodput counts
-    acceptance   part of drafts that are accepted; 0: there are none
+    acceptance   probability that a draft after right ones is right; 0: there are no drafts
     margin       factor on these limits for admission, so that a small error makes no request late
     """
 

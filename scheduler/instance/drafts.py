@@ -1,9 +1,9 @@
 """Drafts: tokens that a sequence may say next, computed in the same pass as its last token.
 
-Called by `planner.next_step` once the pass is composed, and by `progress` with what was drawn. Speculative
-decoding as in Leviathan et al. (ICML 2023), with drafts that cost nothing: the text itself has them
-(`lookup.py`). A row of a pass is drawn as if the drafts before it were said; `accepted` keeps it if they
-were. So no draft changes what is said. Explained in docs/explain/speculation.md.
+Called by `planner.next_step` once the pass is composed, and by `progress` with the tokens drawn. Speculative
+decoding as in Leviathan et al. (ICML 2023), but without a model that drafts: `lookup.py` copies drafts from
+the text. Each row draws as if the drafts before it were said, and its token counts only if they were
+(`accepted`). So no draft changes an answer. Explained in docs/explain/speculation.md.
 
     the sequence  .. a b c     drafts  d e f        rows     c   d   e   f
                                                     drawn    d   e   x   -     accepted: d e, then x
@@ -26,20 +26,20 @@ LENGTHS = (3, 7)
 """Drafts of a sequence in one pass: with its own token they fill one or two tiles of the CPU's kernels."""
 
 WEIGHT = 0.1
-"""Of the last draft in a task's mean acceptance: about ten drafts decide."""
+"""Weight of the last draft in a task's mean acceptance: about ten drafts decide."""
 
 TRIAL = 32
-"""Tokens after which a sequence whose drafts do not seem to pay tries again, as soon as it finds any."""
+"""Tokens after which a sequence whose drafts do not seem to pay tries its next ones."""
 
 WORTH = 1.1
-"""How many times as many tokens a second the drafts of a trial would have to give if all were right. In a
-large batch, where rows are not cheap any more, none would."""
+"""Least factor on the pass's tokens per second for which a trial is made: what its drafts would give if all
+were right. A large batch has no trials, because its rows are not cheap any more."""
 
 
 def with_drafts(state: State, chunks: list[Chunk]) -> list[Chunk]:
-    """Add drafts to the chunks of a pass of the running batch alone, where they pay.
+    """Add drafts to the chunks of a pass where they pay. A pass that computes prompts gets none.
 
-    They take no page: only free slots of the last one. The pass gets as many rows as limits.row_costs has.
+    They take no page, only free slots of the last one. limits.row_costs has the most rows of the pass.
     """
     if state.new_drafter is None or any(chunk.prompt for chunk in chunks):
         return chunks
@@ -56,7 +56,10 @@ def with_drafts(state: State, chunks: list[Chunk]) -> list[Chunk]:
 
 
 def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) -> tuple[Seq[int], bool]:
-    """Return the drafts of one sequence in a pass that has so many rows and gives so many tokens without."""
+    """Return the drafts of one sequence, and whether they are from its request's prediction.
+
+    rows, tokens   of the pass so far: those that it computes, and those that it is expected to give
+    """
     sequence, costs = task.sequence, state.limits.row_costs
     most = min(
         len(chunk.pages) * state.pages.page_tokens - chunk.end,
@@ -77,7 +80,10 @@ def _drafts(state: State, task: Task, chunk: Chunk, rows: int, tokens: float) ->
 
 
 def _length(limits: Limits, task: Task, most: int, rows: int, tokens: float) -> int:
-    """Return how many drafts give the most tokens a second for the whole pass, or are a trial; 0: none."""
+    """Return with how many drafts the whole pass gives the most tokens per second; if with none, of a trial.
+
+    most   drafts that there may be; rows, tokens: as in `_drafts`
+    """
 
     def per_cost(count: int, acceptance: float) -> float:
         return (tokens + expected(acceptance, count)) / cost(limits, rows + count)
@@ -90,12 +96,13 @@ def _length(limits: Limits, task: Task, most: int, rows: int, tokens: float) -> 
 
 
 def expected(acceptance: float, count: int) -> float:
-    """Return how many of `count` drafts are accepted on average, if each is with this probability."""
+    """Return how many of `count` drafts are accepted on average, if each is so with this probability after
+    accepted ones."""
     return float(sum(acceptance ** (number + 1) for number in range(count)))
 
 
 def cost(limits: Limits, rows: int) -> float:
-    """Return what a pass of so many rows costs, between the two measured numbers around it."""
+    """Return the cost of a pass of so many rows, on the line between the two measured points around it."""
     points = limits.row_costs
     for (low, low_cost), (high, high_cost) in pairwise(points):
         if rows <= high:
@@ -114,10 +121,10 @@ def _with(chunk: Chunk, drafts: Seq[int], predicted: bool) -> Chunk:
 
 
 def accepted(chunk: Chunk, drawn: Seq[int]) -> int:
-    """Return how many drafts of a chunk are accepted: each is what was drawn before it, as all before are.
+    """Return how many leading drafts of a chunk are accepted: those equal to the token drawn before them.
 
-    drawn   a token for each draw. One that could not be drawn is not reached: it fails its job where no
-            draft stands before it, in a later pass
+    drawn   a token for each draw. A draft is not accepted if the token after it could not be drawn. The next
+            pass draws this token again, without a draft before it, and only then can it fail its job
     """
     count = 0
     for draft, before, after in zip(islice(chunk.token_ids, 1, None), drawn, islice(drawn, 1, None)):
@@ -128,17 +135,18 @@ def accepted(chunk: Chunk, drawn: Seq[int]) -> int:
 
 
 def note_acceptance(task: Task, drafted: int, count: int) -> None:
-    """Add a pass to a task's mean acceptance: `count` drafts were right, and the next one was not, if any."""
+    """Add a pass to a task's mean acceptance: `count` drafts were right, the next one was not."""
     task.next_trial = task.sequence.answered + TRIAL
     for right in (1.0,) * count + (0.0,) * (count < drafted):
         task.acceptance += WEIGHT * (right - task.acceptance)
 
 
 def summed(batch: Seq[tuple[Chunk, int]], result: Result, seconds: float, computed: int) -> Iterated:
-    """Sum up a pass, the last one of its result.
+    """Sum up a pass, of a leap the last one.
 
-    batch      chunks of the running batch, each with the number of its drafts that count
-    seconds    from the pass before; computed: tokens of the pass, those of prompts included
+    batch      (chunk of the running batch, number of its drafts that are in the answer now)
+    seconds    since the pass before
+    computed   tokens of the pass, those of prompts included
     """
     before = len(result.passes)
     rows = drafts = kept = context = 0

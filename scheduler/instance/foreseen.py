@@ -1,4 +1,4 @@
-"""Foreseen: drafts of which a known part is right, where the tokens to come are known.
+"""Foreseen: drafts that are right with a given probability, because the tokens to come are known.
 
 A drafter of `drafts.py` for simulated and emulated ranks, whose tokens repeat nothing.
 """
@@ -32,7 +32,7 @@ class Foreseen:
         self._next_token, self._chance = next_token, chance
 
     def after(self, sequence: Sequence, most: int) -> tuple[Seq[int], bool]:
-        """Return `most` drafts. Those after a wrong one are wrong, too."""
+        """Return `most` drafts. All after a wrong one are wrong, too."""
         drafts: list[int] = []
         for position in range(len(sequence.token_ids), len(sequence.token_ids) + most):
             right = self._next_token(sequence, drafts)

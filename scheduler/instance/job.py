@@ -57,8 +57,8 @@ class Job(msgspec.Struct, frozen=True):
         keys        of the first full blocks; the planner continues the chain with State.next_key
         offers      whether blocks that this rank fills are offered to the pool, under their keys
         scored      whether the logprobs of the prompt's tokens are wanted; nothing of it is reused then
-    speculates  whether drafts may be made for it
-    predicted   what its client expects as the answer, as tokens
+        speculates  whether drafts may be made for it
+        predicted   answer that the client expects, as tokens
 
     The last block of load or store may be partly filled.
     """

@@ -12,7 +12,8 @@ ROW_COSTS = ((1, 1.0), (2, 1.75), (3, 2.0), (4, 2.05), (5, 2.5), (8, 2.8), (9, 3
 class Limits:
     """Limits of a forward pass of one rank.
 
-    tokens      most tokens; the running batch may exceed it, because each of its sequences has one
+    tokens      most tokens; the running batch may exceed it, because each of its sequences has one, or more
+                with drafts
     sequences   most sequences that are loaded, prefilled or decoded
     prefills    most prompts that are computed at once
     chunked     whether a prompt may be cut into chunks; otherwise each is computed in one pass, however long
@@ -25,8 +26,8 @@ class Limits:
                 as `step.Late`
     even        context at which attention costs as much as all else, if chunks shrink with their context, so
                 that each takes the same time; 0: all have the same size
-    row_costs   (rows, seconds of a pass of the running batch with so many rows, in any unit), ascending: by
-                them drafts are as long as they pay. The last one has the most rows of a pass with drafts
+    row_costs   (rows, time of a pass of the running batch with so many rows, in any unit), ascending. They
+                decide how many drafts there are. The last one has the most rows of a pass with drafts
     """
 
     tokens: int

@@ -1,11 +1,11 @@
-"""Prompt lookup: drafts are what followed in the text when its last tokens stood there before.
+"""Prompt lookup: finds the answer's last tokens earlier in the text, and drafts what followed them there.
 
 A drafter of `drafts.py`. Edits, answers from documents and JSON repeat what stands in the prompt, and agents
-what they have said. It reads token ids alone, so that a request that another rank resumes needs no more than
-its tokens.
+repeat what they have said. A lookup reads token ids alone, so another rank that resumes the request needs
+nothing but its tokens.
 
-Of several places it takes the first one behind the place that was found last: whoever copies a list goes on
-in it, and does not begin its last row again. Where there is none, it takes the last one.
+Of several places the lookup takes the first one after the place that it found last, because an answer that
+copies a list goes on in that list. If there is none, it takes the last place.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from scheduler.instance.job import Job
 from scheduler.instance.sequence import Sequence
 
 KEY = 3
-"""Last tokens of the answer that are looked for: with 2, essays have more wrong drafts; with 4, lists have
-fewer right ones. Tokens of the prompt are no key: the end of a chat template, which stands before each answer
-of a conversation, would draft an earlier answer."""
+"""Last tokens of the answer that are searched for: with 2, essays have more wrong drafts; with 4, lists have
+fewer right ones. Tokens of the prompt are no key: a chat template ends with the same tokens before each
+answer of a conversation, and these would draft an earlier answer."""
 
 BYTES = 4
 """Of a token in a searched text."""
 
 
 class Text:
-    """Tokens as bytes, in which a search of 2,048 tokens takes 13 us.
+    """Tokens as bytes: a search of 2,048 tokens takes 13 us.
 
-    _found   byte behind the place that was found last
+    _found   number of the byte after the place that was found last
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Text:
         self.bytes += array("I", ids).tobytes()
 
     def behind(self, key: bytearray) -> int:
-        """Return the number of the token behind a place of `key`, 0 where no token is behind any."""
+        """Return the number of the token after a place of `key`; 0 if no place has a token after it."""
         end, size = len(self.bytes) - BYTES, len(key)
         at = self.bytes.find(key, self._found, end)
         while at >= 0 and at % BYTES:  # between two tokens
@@ -60,16 +60,21 @@ class Text:
 
 
 class Lookup:
-    """The drafter of one sequence. It has read the prediction, if there is one, and part of the sequence."""
+    """The drafter of one sequence.
+
+    _predicted, _prediction   the request's prediction, which may be empty, as a text and as tokens
+    _said                     the sequence, as far as it has been read
+    """
 
     def __init__(self, job: Job, branch: int = 0) -> None:
         self._said, self._predicted, self._prediction = Text(), Text(), list(job.predicted)
         self._predicted.extend(job.predicted)
 
     def after(self, sequence: Sequence, most: int) -> tuple[Seq[int], bool]:
-        """Return what is behind a place of the last tokens, in the prediction rather than in the text.
+        """Return at most so many tokens that followed the last ones, and whether the prediction has them.
 
-        Not past the end of the prompt, nor an end token, which is drawn in any case.
+        The prediction is searched first, then the text. Drafts from the prompt end with it. All end before an
+        end token, which is drawn in any case.
         """
         ids, answered, prediction = sequence.token_ids, sequence.answered, self._prediction
         self._said.extend(ids[self._said.num_tokens :])

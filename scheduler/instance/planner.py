@@ -24,7 +24,8 @@ from scheduler.instance.task import Task
 
 
 def next_step(state: State, now: float, most: int = 1) -> Step:
-    """Decide what the rank does next. The state stays as it is; waiting tasks remember their matches.
+    """Decide what the rank does next. The state stays as it is, but waiting tasks remember their matches, and
+    drafters what they have read.
 
     most   forward passes that the step may stand for; more than 1 only for runners in virtual time
 

@@ -217,10 +217,12 @@ def _tokens(state: State, result: Result, faults: dict[Attempt, Fault], now: flo
 def _drafted(
     state: State, task: Task, chunk: Chunk, drawn: list[tuple[int, Any]], now: float, said: list[Outcome]
 ) -> int:
-    """Append the first token drawn, and those behind accepted drafts. Returns how many of these count.
+    """Append the first token drawn, and those after accepted drafts. Adds their outcomes to `said`.
 
-    What comes after the end of the answer is dropped. The KV of drafts that are not accepted is written over
-    before a token attends to it.
+    Tokens after the end of the answer are dropped. The next tokens overwrite the KV of drafts that are not
+    accepted before any token attends to it.
+
+    Returns how many drafts are in the answer now.
     """
     drafted = len(drawn) - 1
     count = accepted(chunk, [token for token, _ in drawn])

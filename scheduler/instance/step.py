@@ -167,8 +167,8 @@ class Chunk(msgspec.Struct, frozen=True):
 
     token_ids   tokens start .. start+len-1 of the sequence; in the running batch its last token, then drafts
     pages       of the whole sequence
-    draws       of a prompt: how the next token of each branch is chosen after the last of them; empty: it is
-                not. In the running batch: how the token after each of them is chosen
+    draws       of a prompt: how each branch's token after the last of them is chosen; empty: none is. In the
+                running batch: how the token after each of them is chosen
     prompt      whether they belong to a prefill; otherwise the job is in the running batch
     score       the logprobs that are wanted besides; None: none are
     predicted   the drafts are from the request's prediction
@@ -280,8 +280,8 @@ class Fault(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """The outcome of a step.
 
-    tokens      one per draw of the chunks, in their order; of a leap, pass by pass. NO_TOKEN after a draft:
-                it is not accepted
+    tokens      one per draw of the chunks, in their order; of a leap, pass by pass. A draft with NO_TOKEN
+                after it is not accepted
     saved       checksums of each of `saves`, in their order; opaque
     halves      transfers of halves that have ended, of this step or of an earlier one
     puts        likewise of puts

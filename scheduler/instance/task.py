@@ -13,7 +13,7 @@ from scheduler.instance.sequence import Drafter, Sequence
 from scheduler.instance.step import Draw, Fault, Score
 
 OF_PREDICTIONS = 0.8
-"""Acceptance that is expected of a prediction, before any of it is tried. Of other drafts: a half."""
+"""Acceptance that is expected of drafts from a prediction before any is tried. Of other drafts: a half."""
 
 NewDrafter = Callable[[Job, int], Drafter]
 """(job, number of a branch) -> what makes drafts for it."""
@@ -46,8 +46,9 @@ class Task:
         store_began       when its first token was sampled
         joined            when it joined the running batch
         first_tokens, finishes   what prefill drew for each branch, and why its answer ends with it
-        drafter           makes its drafts, once it has had any; acceptance: mean of those so far
-        next_trial        answered tokens from which drafts are tried that do not seem to pay
+        drafter           makes its drafts; None until it is asked for some
+        acceptance        mean of its drafts: 0 none is accepted, 1 all are
+        next_trial        number of answered tokens from which on drafts that do not seem to pay are tried
         scores            logprobs of the prompt's tokens so far, opaque, if the job is scored
         problem           why a transfer of `out` failed, or the task itself; "" as long as neither did
         fault             that its job fails with, once its last transfer has ended

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
@@ -118,6 +120,11 @@ def test_a_predicted_answer_is_accepted_where_it_is_right(folder: Path, tmp_path
     assert right[1].accepted_prediction_tokens + right[1].rejected_prediction_tokens == 40
     off = asked(prediction={"type": "content", "content": answer}, speculate=False)
     assert off == (answer, CompletionTokensDetails(0, 40))
+    stops = re.findall("<[0-9]+>", answer)[4:24]  # some stand before drafts that are accepted, too
+    for stop in stops:
+        ended = asked(prediction={"type": "content", "content": answer}, stop=[stop])
+        assert ended[0] == answer[: answer.index(stop)]
+        assert sum(msgspec.structs.astuple(ended[1])) == 40
     wrong = asked(prediction={"type": "content", "content": text})
     assert wrong[0] == answer
     assert wrong[1].rejected_prediction_tokens > 0

@@ -13,7 +13,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.emulated import EmulatedEngine, emulated_drafter
 from mooncake_lite.messages import Sampling
 from mooncake_lite.profiles.compute import PassLoad, load_of
-from scheduler.instance import Job, JobId, pages_for
+from scheduler.instance import DECODE, Job, JobId, pages_for
 from scheduler.instance.drafts import accepted
 from scheduler.instance.sequence import Sequence
 from scheduler.instance.step import Chunk, Draw
@@ -72,6 +72,38 @@ class Rank:
             start = len(tokens)
             tokens.append(drawn.token)
         return tokens[prompt:]
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 1.0])
+def test_drafts_are_the_tokens_that_the_engine_draws_as_often_as_they_shall_be(acceptance: float) -> None:
+    vocabulary, prompt, sampling = emulation.VOCABULARY, PROMPT[:20], Sampling(1.0, seed=3, min_tokens=100)
+    stops, tried, right = frozenset(range(0, vocabulary, 2)), 0, 0
+    for name in "abcd":
+        ids = list(prompt)
+        job = Job(name, 0, frozenset({DECODE}), ids, 0, 999, 999, stops, sampling)
+        drafter, rank = emulated_drafter(acceptance, vocabulary)(job, 1), Rank()
+        rank.engine.compute([rank.chunk(ids[:-1], 0, None)])
+        while len(ids) < 240:
+            answered = len(ids) - len(prompt)
+            drafts, predicted = drafter.after(Sequence(ids, answered, 999, 999, stops), 7)
+            draws = [
+                Draw(sampling, ids, answered + row, stops, 1, tuple(drafts[:row])) for row in range(8)
+            ]
+            rows = (ids[-1], *drafts)
+            chunk = Chunk(JobId(name, 0, 1), rows, len(ids) - 1, rank.pages, tuple(draws), False)
+            tokens = [one.token for one in rank.engine.compute([chunk])[0]]
+            count = accepted(chunk, tokens)
+            tried, right = tried + min(count + 1, 7), right + count
+            ids += tokens[: count + 1]
+            assert not predicted
+        plain = list(prompt)
+        fresh = Rank()
+        for index in range(len(ids) - len(prompt)):
+            draw = Draw(sampling, tuple(plain), index, stops, 1)
+            start = len(plain) - 1 if index else 0
+            plain.append(fresh.engine.compute([fresh.chunk(plain, start, draw, not index)])[0][0].token)
+        assert ids == plain
+    assert abs(right / tried - acceptance) < (0.08 if acceptance < 1 else 1e-9)
 
 
 def test_tokens_are_the_same_however_the_prompt_is_cut_and_wherever_the_answer_goes_on() -> None:

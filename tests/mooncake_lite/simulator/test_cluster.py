@@ -64,6 +64,18 @@ def prefill_s(tokens: int, cached: int = 0) -> float:
 
 
 @pytest.mark.quick
+def test_drafts_that_are_right_save_passes_and_change_no_token_count() -> None:
+    passes = []
+    for acceptance in (0.0, 0.6, 1.0):
+        (record,) = played(one_each(acceptance=acceptance), trace_of((0, 8_000, 65, []))).records
+        assert len(record.token_times_s) == 65
+        passes.append(len(set(record.token_times_s[1:])))
+    assert passes[0] == 64
+    assert 20 < passes[1] < 50
+    assert passes[2] <= 12
+
+
+@pytest.mark.quick
 def test_a_request_alone_takes_what_the_profile_says() -> None:
     prompt, answer = 8_000, 50
     (record,) = played(one_each(), trace_of((0, prompt, answer, []))).records

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.instance import DECODE, PREFILL, JobId, Limits
+from scheduler.instance import DECODE, PREFILL, JobId, Limits, next_step
 from scheduler.instance.drafts import TRIAL, accepted, cost, expected
 from scheduler.instance.job import Job
 from scheduler.instance.limits import ROW_COSTS
-from scheduler.instance.outcomes import Failed, Iterated, Preempted, Token
+from scheduler.instance.outcomes import Failed, Iterated, Preempted, Saved, Token
 from scheduler.instance.sequence import Sequence as TokenSequence
 from scheduler.instance.step import NO_TOKEN, Chunk, Draw, Step
 from tests.conftest import examples
@@ -239,6 +239,51 @@ def test_a_branch_copies_its_page_before_drafts_are_written_into_it(monkeypatch:
     assert len(copies) == 2
     assert None not in copies
     assert len({chunk.pages[-1] for chunk in step.chunks}) == 3
+
+
+def test_each_branch_has_drafts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    large_pages(monkeypatch, 16)
+    rank = drafting()
+    rank.arrive(job("a", [PREFILL, DECODE], range(4), n=3, max_tokens=12))
+    rank.settle()
+    assert sum(one.drafted - one.accepted for one in rank.said if isinstance(one, Iterated)) == 0
+
+
+@pytest.mark.parametrize("every", [0, 2, 3])
+@pytest.mark.parametrize("most", [18, 21, 24])
+def test_blocks_that_drafts_fill_are_offered_with_the_kv_that_they_have_without(
+    every: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_pages(monkeypatch, 4)
+    offers = []
+    for rank in (Rank(PREFILL, DECODE, num_slots=20), drafting(every, num_slots=20)):
+        rank.arrive(job("a", [PREFILL, DECODE], range(6), max_tokens=most, salt=b"s", offers=True))
+        rank.settle()
+        saved = [one for one in rank.said if isinstance(one, Saved)]
+        blocks = [
+            (block.index, block.key, block.parent, block.token_ids) for one in saved for block in one.blocks
+        ]
+        offers.append((blocks, [sums for one in saved for sums in rank.state.puts[one.put].sums]))
+    assert offers[0] == offers[1]
+    assert len(offers[0][0]) == (6 + most - 1) // 8
+
+
+def test_a_rank_with_drafts_does_not_leap() -> None:
+    for rank, steps in ((Rank(PREFILL, DECODE), 5), (drafting(), 1)):
+        rank.arrive(job("a", [PREFILL, DECODE], range(3), max_tokens=6))
+        rank.until(Token)
+        assert next_step(rank.state, rank.now, 99).steps == steps
+
+
+@pytest.mark.parametrize(("predicted", "count"), [([], 3), ([1], 7)])
+def test_more_is_expected_of_a_prediction(
+    predicted: list[int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_pages(monkeypatch, 16)
+    rank = drafting(limits=Limits(8))
+    rank.arrive(job("a", [PREFILL, DECODE], range(3), max_tokens=40, predicted=predicted))
+    rank.until(Token)
+    assert drafts_of(rank.step()[0]) == [count]
 
 
 def test_accepted_stops_at_the_first_difference() -> None:
