@@ -166,7 +166,7 @@ class Task:
         sequence = replace(seq, token_ids=ids, answered=seq.answered + len(answer), pages=list(seq.pages))
         return replace(
             self, sequence=sequence, branch=branch, forked=True, dropped=set(), keys=list(self.keys), sums={},
-            first_tokens=[], finishes=[], drafter=None,
+            first_tokens=[], finishes=[],
         )  # fmt: skip
 
     def score(self, start: int, end: int) -> Score | None:

@@ -86,16 +86,14 @@ def test_drafts_are_the_tokens_that_the_engine_draws_as_often_as_they_shall_be(a
         while len(ids) < 240:
             answered = len(ids) - len(prompt)
             drafts, predicted = drafter.after(Sequence(ids, answered, 999, 999, stops), 7)
-            draws = [
-                Draw(sampling, ids, answered + row, stops, 1, tuple(drafts[:row])) for row in range(8)
-            ]
+            draws = [Draw(sampling, ids, answered + row, stops, 1, tuple(drafts[:row])) for row in range(8)]
             rows = (ids[-1], *drafts)
             chunk = Chunk(JobId(name, 0, 1), rows, len(ids) - 1, rank.pages, tuple(draws), False)
             tokens = [one.token for one in rank.engine.compute([chunk])[0]]
             count = accepted(chunk, tokens)
             tried, right = tried + min(count + 1, 7), right + count
             ids += tokens[: count + 1]
-            assert not predicted
+            assert (len(drafts), predicted) == (7, False)
         plain = list(prompt)
         fresh = Rank()
         for index in range(len(ids) - len(prompt)):

@@ -109,6 +109,9 @@ def test_drafts_take_free_slots_of_the_last_page_and_no_page(monkeypatch: pytest
     while rank.state.busy:
         step, _ = rank.step()
         for chunk in step.chunks:
+            drafts = chunk.token_ids[1:]
+            ahead = [(draw.ahead, draw.answered) for draw in chunk.draws]
+            assert ahead == [(drafts[:row], ahead[0][1] + row) for row in range(len(drafts) + 1)]
             assert chunk.end <= 8 * len(chunk.pages)
             assert len(chunk.pages) == -(-(chunk.start + 1) // 8), "a page was taken for a draft"
             seen.append((chunk.start % 8, len(chunk.token_ids) - 1))
@@ -145,6 +148,8 @@ def test_nothing_follows_an_end_token_that_was_a_draft(monkeypatch: pytest.Monke
     assert rank.said_tokens("a") == answer[:4]
     (end,) = [one for one in rank.said if isinstance(one, Token) and one.finish]
     assert (end.finish, end.index) == ("stop", 3)
+    passes = [(one.tokens, one.drafted, one.accepted) for one in rank.said if isinstance(one, Iterated)]
+    assert passes == [(3, 6, 2)], "of the drafts two are in the answer, the end token is not"
     rank.assert_idle()
 
 

@@ -53,6 +53,8 @@ def test_what_the_answer_has_said_is_drafted_too() -> None:
 def test_an_end_token_is_no_draft() -> None:
     assert drafts(PROMPT, [2, 3, 4], stops=[6]) == ([5], False)
     assert drafts(PROMPT, [2, 3, 4], stops=[5]) == ([], False)
+    assert drafts(PROMPT, [30], predicted=[30, 31, 32, 33], stops=[32]) == ([31], True)
+    assert drafts(PROMPT, [30, 31, 32], predicted=[30, 31, 32, 33, 34], stops=[34]) == ([33], True)
 
 
 def test_a_prediction_is_drafted_from_its_beginning_and_again_after_a_difference() -> None:
@@ -64,8 +66,8 @@ def test_a_prediction_is_drafted_from_its_beginning_and_again_after_a_difference
     assert drafts(PROMPT, [2, 3, 4], predicted=[2, 3, 4, 8]) == ([8], True)
 
 
-IDS = st.integers(0, 3).map(lambda number: number * 0x01010101)
-"""Each byte of a token is the same, so that keys stand between two tokens, too."""
+IDS = st.sampled_from([0x0, 0x1, 0x10000, 0x10001])
+"""Halves of tokens are 0 or 1, so that keys stand between two tokens, too."""
 
 
 def plain_search(ids: list[int], prompt: int, most: int, found: int) -> tuple[list[int], int]:
