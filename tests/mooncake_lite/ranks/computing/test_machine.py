@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mooncake_lite import messages as m
+from mooncake_lite.config.serve import ServeConfig
+from mooncake_lite.ranks.computing.build import new_drafter_of
+from mooncake_lite.ranks.computing.jobs import job_of
 from mooncake_lite.ranks.computing.machine import ComputingRank, NewTerm, Order, Told
 from scheduler.instance import DECODE, PREFILL, Limits, Pages, Preemption, Staging, State, new_prefix_cache
+from scheduler.instance.lookup import Lookup
+from scheduler.instance.sequence import Sequence as TokenSequence
 from store.keys import block_digests, next_key, prefix_keys
 from tests.mooncake_lite.conductor.wording import kind
 from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner, kv_of
@@ -349,6 +355,19 @@ def test_the_conductor_hears_of_drafts_as_rows_of_a_step_and_not_as_tokens() -> 
         "decode_seconds_total": 1.5, "spec_decode_num_drafts_total": 1,
         "spec_decode_num_draft_tokens_total": 1, "spec_decode_num_accepted_tokens_total": 0,
     }  # fmt: skip
+
+
+def test_a_rank_makes_drafts_as_its_configuration_says() -> None:
+    model: Any = SimpleNamespace(vocab_size=50)
+    job = job_of(serve([*range(14)], []), 1000)
+    for speculate in ("off", "prompt-lookup"):  # requests may ask for drafts in both cases
+        assert new_drafter_of(ServeConfig(speculate=speculate), model) is Lookup
+    assert new_drafter_of(ServeConfig(engine="emulated"), model) is None
+    new_drafter = new_drafter_of(ServeConfig(engine="emulated", speculate="1"), model)
+    assert new_drafter is not None
+    drafts, predicted = new_drafter(job, 0).after(TokenSequence([*range(14)], 1, 99, 99, frozenset()), 3)
+    assert (len(drafts), predicted) == (3, False)
+    assert all(0 <= token < 50 for token in drafts)
 
 
 def test_a_rank_of_both_duties_computes_a_prompt_decodes_on_and_tells_of_both() -> None:
