@@ -21,7 +21,7 @@ class PassLoad(msgspec.Struct, frozen=True):
 
     new_tokens   prompt tokens that the pass computes
     pairs        (query, key) pairs of their attention: a token at position p has p + 1
-    sequences    tokens of the running batch that the pass computes, one per sequence
+    sequences    tokens of the running batch that the pass computes: one per sequence, and drafts
     context      tokens that these attend to, themselves included
     """
 

@@ -94,23 +94,34 @@ def test_drafts_are_made_where_a_request_or_the_model_asks_for_them_and_change_n
     assert drafts(always) > 0
 
 
-def test_a_predicted_answer_is_accepted_where_it_is_right(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+TEXT = "".join(f"<{token}>" for token in prompts()[0])
+
+
+@pytest.fixture(scope="module")
+def chats(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model in this process. Its prompts are the messages as they are, and each <7> in them is a token."""
+    path = tmp_path_factory.mktemp("chats")
+    shutil.copytree(folder, path, dirs_exist_ok=True)
     inner = words()
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("<[0-9]+>"), "isolated")
-    inner.save(str(tmp_path / "tokenizer.json"))
+    inner.save(str(path / "tokenizer.json"))
     template = {"chat_template": "{% for one in messages %}{{ one.content }}{% endfor %}"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(template))
-    process: Any = LLM(str(tmp_path), kv_cache_bytes="1MiB", threads=1)._answering
-    text = "".join(f"<{token}>" for token in prompts()[0])
+    (path / "tokenizer_config.json").write_text(json.dumps(template))
+    return LLM(str(path), kv_cache_bytes="1MiB", threads=1, batch_invariant=True)._answering
 
+
+def opened(process: Any, **fields: Any) -> Any:
+    """What is known of a chat that has been answered."""
+    body = {"messages": [{"role": "user", "content": TEXT}], "temperature": 0, "max_tokens": 40}
+    one = process._prepare("chat", {**body, **fields})
+    process._run([one])
+    return one
+
+
+def test_a_predicted_answer_is_accepted_where_it_is_right(chats: Any) -> None:
     def asked(**fields: Any) -> tuple[str, Any]:
-        body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 40}
-        opened = process._prepare(
-            "chat", {**body, "ignore_eos": True, "logit_bias": {"1": -100, "2": -100}, **fields}
-        )
-        process._run([opened])
-        return "".join(opened.shown[0]), opened.tally.usage().completion_tokens_details
+        one = opened(chats, ignore_eos=True, logit_bias={"1": -100, "2": -100}, **fields)
+        return "".join(one.shown[0]), one.tally.usage().completion_tokens_details
 
     answer, unpredicted = asked()
     assert unpredicted == CompletionTokensDetails(0, 0)
@@ -125,9 +136,41 @@ def test_a_predicted_answer_is_accepted_where_it_is_right(folder: Path, tmp_path
         ended = asked(prediction={"type": "content", "content": answer}, stop=[stop])
         assert ended[0] == answer[: answer.index(stop)]
         assert sum(msgspec.structs.astuple(ended[1])) == 40
-    wrong = asked(prediction={"type": "content", "content": text})
+    wrong = asked(prediction={"type": "content", "content": TEXT})
     assert wrong[0] == answer
     assert wrong[1].rejected_prediction_tokens > 0
+
+
+def test_an_odd_request_has_the_answers_that_it_has_without_drafts(chats: Any) -> None:
+    def asked(**fields: Any) -> tuple[Any, ...]:
+        one = opened(chats, **fields)
+        finishes = [text.finish for text in one.answers.texts]
+        return ["".join(shown) for shown in one.shown], one.token_ids, finishes, one.tally.completion_tokens
+
+    (answer,), ((*ids,),), _, _ = asked(ignore_eos=True)
+    (stop,) = re.findall("<[0-9]+>", answer)[7:8]
+    counters = chats._rank.counters
+    accepted = counters["spec_decode_num_accepted_tokens_total"]
+    odd: list[dict[str, Any]] = [
+        {"max_tokens": 1}, {"max_tokens": 2}, {"min_tokens": 20}, {"stop": [stop], "min_tokens": 12},
+        {"stop": [stop], "n": 3, "ignore_eos": True}, {"stop_token_ids": [ids[9]]},
+        {"stop_token_ids": [ids[9]], "min_tokens": 15}, {"n": 3, "temperature": 1.0, "seed": 4},
+        {"frequency_penalty": 0.7, "temperature": 0.8, "seed": 1}, {"repetition_penalty": 1.3},
+        {"logprobs": True, "top_logprobs": 3}, {"logit_bias": {"5": 3.0}},
+    ]  # fmt: skip
+    predictions = [
+        "",
+        "<5>",
+        answer * 2,
+        [],
+        [{"type": "text", "text": ""}, {"type": "text", "text": answer}],
+    ]
+    for fields in odd:
+        plain = asked(**fields, speculate=False)
+        assert asked(**fields, speculate=True) == plain
+        for content in predictions:
+            assert asked(**fields, prediction={"type": "content", "content": content}) == plain
+    assert counters["spec_decode_num_accepted_tokens_total"] > accepted + 200
 
 
 def test_several_answers_and_stop_strings(llm: LLM) -> None:
