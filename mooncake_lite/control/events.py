@@ -261,8 +261,7 @@ class DecodeEnded(RequestEvent, frozen=True):
 
     answer_tokens   tokens of its answer
     steps, sequences, context_tokens, steps_s   decode steps of the rank since its last DecodeEnded: their
-                    number, and sums over them of the rows (one per sequence, and drafts), the context and
-                    the seconds
+                    number, and sums over them of rows (of sequences and drafts), context and seconds
     """
 
     branch: int = 0
