@@ -78,8 +78,8 @@ def _row(
         for _ in generate_all(ours.model, prompts, Sampling(0.0), new, stop_ids, PASS, speculates):
             times.append(time.perf_counter())
         first = len(prompts)
-        return (len(times) - first) / (times[-1] - times[first - 1])
+        return (len(times) - first) / max(1e-9, times[-1] - times[first - 1])
 
     on, off = medians(runs, partial(rate, True), partial(rate, False))
-    where = f"drafts by prompt lookup, {name}, {threads} thread{'s' * (threads > 1)}"
+    where = f"drafts by prompt lookup, {threads} thread{'s' * (threads > 1)}: {name}"
     return Row(where, "tokens/s", on, Other("without drafts", off), None, runs)

@@ -26,6 +26,7 @@ from mooncake_lite.tools.bench.ideas_rank import Rank, separately
 from mooncake_lite.tools.bench.result import Row
 from scheduler.costs.load_or_compute import PROBE_EVERY
 from tests import emulation
+from tests.cluster.tiny import words
 from tests.mooncake_lite.tools.bench.conftest import VOCABULARY
 
 
@@ -137,6 +138,9 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
     monkeypatch.setattr(clusters, "started", started)
     monkeypatch.setattr(ideas_overlap, "started", started)
     monkeypatch.setattr(clusters, "scaled_profile", lambda *_: shipped)
+    words().save(str(tiny / "tokenizer.json"))
+    template = {"chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}"}
+    (tiny / "tokenizer_config.json").write_text(json.dumps(template))
     rows = ideas.run(quick=True, folder=tiny)
     assert list(dict.fromkeys(row.name.partition(":")[0] for row in rows)) == NAMES
     assert all(row.ours > 0 and row.peer is not None and row.peer.value > 0 for row in rows)
@@ -144,7 +148,9 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
 
 
 NAMES = [
-    *("prefix sharing, hash", "prefix sharing, radix", "n = 4", "prefix by layers beside a pass"),
+    *("prefix sharing, hash", "prefix sharing, radix", "n = 4"),
+    *("drafts by prompt lookup, 2 threads", "drafts by prompt lookup, 1 thread"),
+    "prefix by layers beside a pass",
     *("preemption, swap", "preemption, swap, no prefix caching"),
     *("load", "compute, engine 1,000 times as fast"),
     "from the first token until all is stored, by layers",
