@@ -72,6 +72,7 @@ class MpirunJob:
         self._streams = {"stdout": self._mpirun.stdout, "stderr": self._mpirun.stderr}
         for name, stream in self._streams.items():
             assert stream is not None
+            os.set_blocking(stream.fileno(), False)
             self.selector.register(stream, selectors.EVENT_READ, name)
 
     def mpirun_code(self) -> int | None:
@@ -82,7 +83,10 @@ class MpirunJob:
         """Wait for output (or whatever else is in the selector), at most timeout_s; lines of ranks."""
         lines: list[RankLine] = []
         for key, _ in self.selector.select(timeout_s):
-            data = os.read(key.fd, 65536)
+            try:
+                data = os.read(key.fd, 65536)
+            except BlockingIOError:
+                continue
             if key.data not in self._streams:
                 continue
             if not data:
