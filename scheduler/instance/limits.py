@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROW_COSTS = ((1, 1.0), (2, 1.75), (3, 2.0), (4, 2.05), (5, 2.5), (8, 2.8), (9, 3.4), (16, 4.4), (32, 8.0))
-"""Measured on two threads with the default model, 256 tokens of context (docs/explain/speculation.md)."""
+"""Measured on two threads with the default model, between steps of one row (docs/explain/speculation.md)."""
 
 
 @dataclass(frozen=True, slots=True)

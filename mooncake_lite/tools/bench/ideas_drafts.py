@@ -47,7 +47,8 @@ def drafts(ours: Ours, folder: Path, new: int, runs: int) -> list[Row]:
     chats = {name: _chat(tokenizer, text) for name, text in CHATS.items()}
     rows = [_row(ours, tokenizer, name, [chat], new, runs) for name, chat in chats.items()]
     essays = [_chat(tokenizer, text) for text in ESSAYS]
-    rows.append(_row(ours, tokenizer, "16 at once, mixed", [*chats.values(), *essays] * 2, new, runs))
+    mixed = [*chats.values(), *essays[:3]] * 2
+    rows.append(_row(ours, tokenizer, f"{len(mixed)} at once, mixed", mixed, new, runs))
     before = _chat(tokenizer, "Remember this:\n" + TEXT * 27)[:1900]
     long = [*before, *chats["a text is copied"]]
     rows.append(_row(ours, tokenizer, f"a text is copied after {len(before):,} tokens", [long], new, runs))

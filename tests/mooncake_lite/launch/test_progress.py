@@ -1,4 +1,4 @@
-"""What a terminal shows while ranks start, and what is told of a few ranks that fail."""
+"""The lines on a terminal while ranks start, and the error line when some of them fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks that nobody else runs: with small sizes each measures all of its figures."""
+"""Benchmarks that no other test runs: each one, with small sizes, returns all of its rows."""
 
 from __future__ import annotations
 
