@@ -21,6 +21,7 @@ from tests.mooncake_lite.engine.exact import Case, assert_answers
 from tests.mooncake_lite.engine.examples import a_random
 from tests.mooncake_lite.engine.one_rank import go_on
 from tests.mooncake_lite.model.conftest import tiny_model
+from tests.patience import patient, wait_until
 
 FEW = [
     *("--kv-cache-bytes", str(tiny.CONTEXT * tiny.TOKEN_NBYTES), "--max-model-len", str(tiny.CONTEXT)),
@@ -65,8 +66,9 @@ def test_streams_with_few_pages_are_answered_right_and_leave_the_cluster_at_rest
         cluster.wait_ready(START_LIMIT_S)
         url = cluster.base_url
         cases = many.ask_all(url, asked)
+        # The questions may take less than a second, after which a rank has reported nothing of them yet.
+        assert wait_until(lambda: machine.metric(url, "num_preemptions_total") > 0, patient(10.0))
         many.assert_at_rest(url, pool=mode != "split")
-        assert machine.metric(url, "num_preemptions_total") > 0
         assert "num_swaps" not in machine.scraped(url)
         if mode != "split":
             assert machine.metric(url, "pool_evictions_total") > 0

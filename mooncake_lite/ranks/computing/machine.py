@@ -109,7 +109,8 @@ class ComputingRank:
     ) -> None:
         self.hello, self.number, self.state = hello, hello.rank, state
         self.epoch = self.term = hello.epoch
-        self.counters: defaultdict[str, float] = defaultdict(float)
+        shown = ["num_preemptions_total"] if instance.DECODE in state.duties else []
+        self.counters: defaultdict[str, float] = defaultdict(float, dict.fromkeys(shown, 0.0))
         self.reused: defaultdict[str, int] = defaultdict(int)
         self._max_len, self._digest = max_len, digest
         self._open: dict[tuple[str, int], _Open] = {}
