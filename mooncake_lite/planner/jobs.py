@@ -35,13 +35,13 @@ class Jobs:
 
     @property
     def rate(self) -> float:
-        """Return the requests per second, from the first arrival to the last one; inf where all come at once."""
+        """Return the requests per second from first to last arrival; inf where all come at once."""
         span_s = float(self.arrived_s[-1] - self.arrived_s[0])
         return (len(self) - 1) / span_s if span_s else float("inf")
 
 
 def jobs_of(trace: Trace, blocks: int | None = None) -> Jobs:
-    """Return the requests of a trace. blocks: of the pool that they share, with LRU; None: without a limit."""
+    """Return the requests of a trace. blocks: of the pool that they share, with LRU; None: no limit."""
     ask = trace.requests
     return Jobs(
         np.array([one.timestamp / 1e3 for one in ask]),
