@@ -19,6 +19,7 @@ from mooncake_lite.simulator.computing_rank import SimulatedRank
 from mooncake_lite.simulator.outcome import Loads, Outcome
 from mooncake_lite.simulator.workload import Source
 from mooncake_lite.simulator.world import MOST_PASSES, World
+from mooncake_lite.workloads.metrics import Record
 from scheduler.instance import DECODE
 
 READY_S = 0.01
@@ -26,6 +27,14 @@ READY_S = 0.01
 
 SAMPLE_S = 1.0
 """Time between two samples of the loads."""
+
+
+class GivenUp(Exception):
+    """A run was not played to its end. records: of the requests that have ended."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        super().__init__("a run was given up")
+        self.records = records
 
 
 def play(
@@ -36,12 +45,14 @@ def play(
     warm_up: float = 0.0,
     kills: Sequence[tuple[str, float]] = (),
     told: Callable[[int], None] | None = None,
+    hopeless: Callable[[Sequence[Record]], bool] | None = None,
 ) -> Outcome:
     """Play all requests of a source. Raises ClusterError when a mechanism was tried and never worked.
 
     warm_up   share of the requests, the first ones, that do not count
     kills     (role, seconds): a rank of this role dies then, the first one that lives
     told      is called with the number of requests that have ended, every SAMPLE_S of virtual time
+    hopeless  likewise with what became of them; GivenUp is raised once it holds
     """
     world = World(cluster.setting(source, seed), most_passes=1 if kills else MOST_PASSES)
     killed: list[tuple[str, float]] = []
@@ -65,6 +76,8 @@ def play(
             keys.extend(obj.key for obj in world.control.directory.visible_objects())
         if told is not None:
             told(len(world.records))
+        if hopeless is not None and hopeless(world.records):
+            raise GivenUp(world.records)
         if not world.clients.done:
             world.clock.after(SAMPLE_S, sample)
 

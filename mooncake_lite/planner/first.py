@@ -1,0 +1,104 @@
+"""The closed forms of one workload on one kind of machine: where the search begins, and how much is to spare.
+
+Explained in docs/explain/planning.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+
+from mooncake_lite.planner import forms
+from mooncake_lite.planner.jobs import Jobs, compute_s
+from mooncake_lite.planner.limits import Limit, Nodes
+from mooncake_lite.profiles.costs import pass_seconds
+from mooncake_lite.simulator.cluster import Cluster
+
+MOST_NODES = 64
+"""Of a kind, to begin with: a search goes on from there."""
+
+MOST_SPEED = 64.0
+
+
+class First:
+    """Closed forms.
+
+    service_s    of each prompt: its pass, the slot, and before a loaded prefix the store of the prompt before
+    variation    squared coefficient of variation of the gaps between requests
+    """
+
+    def __init__(self, cluster: Cluster, jobs: Jobs, ttft: Limit, tbt: Limit) -> None:
+        self._cluster, self._jobs, self._ttft, self._tbt = cluster, jobs, ttft, tbt
+        self._costs, self._over = cluster.costs, cluster.overheads
+        token_bytes = cluster.layout.nbytes / cluster.block_tokens
+        self._nbytes = jobs.tokens * token_bytes
+        new_bytes = (jobs.cached > 0) * (jobs.tokens - jobs.cached) * token_bytes
+        self.compute_s = compute_s(jobs, pass_seconds(cluster.profile))
+        stores_s = new_bytes / self._costs.load.dram_bytes_per_s
+        self.service_s = self.compute_s + self._over.step_s + 2 * self._over.message_s + stores_s
+        gaps_s = np.diff(jobs.arrived_s)
+        self.variation = float(gaps_s.var() / gaps_s.mean() ** 2) if gaps_s.any() else 1.0
+
+    def guess(self) -> Nodes:
+        """Return the smallest numbers of nodes that keep the limits."""
+        return _least(self.prefills_keep), _least(self.decodes_keep)
+
+    def wait(self, count: int, speed: float = 1.0) -> forms.Wait:
+        """Return the wait for so many nodes that prefill. speed: of the arrivals."""
+        return forms.wait_of(speed * self._jobs.rate, self.service_s, count, self.variation)
+
+    def prefills_keep(self, count: int, speed: float = 1.0) -> bool:
+        """Tell whether so many nodes that prefill keep the limit on TTFT."""
+        limit_s = self._ttft.seconds
+        return forms.share_within(limit_s, self.wait(count, speed), self.service_s) >= self._ttft.share
+
+    def step(self, count: int, speed: float = 1.0) -> forms.Decoding:
+        """Return what each of so many nodes that decode does in the mean."""
+        jobs, rate = self._jobs, speed * self._jobs.rate / count
+        return forms.decoding_of(rate, jobs.tokens, jobs.answer, self._costs.decode, self._over.step_s)
+
+    def link_load(self, count: int, speed: float = 1.0) -> float:
+        """Return the share of a decode node's link that the KV of prompts takes."""
+        taken = speed * self._jobs.rate / count * float(self._nbytes.mean())
+        return taken / self._costs.transfer.far_bytes_per_s
+
+    def tbt_s(self, count: int, speed: float = 1.0) -> np.ndarray:
+        """Return the gaps of each request: the mean of its slowest tenth."""
+        step_s, taken = self.step(count, speed).step_s, self.link_load(count, speed)
+        if step_s == inf or taken >= 1:
+            return np.full(len(self._jobs), inf)
+        cost = self._costs.transfer
+        load_s = forms.transfer_s(self._nbytes, cost.far_bytes_per_s, taken, cost.latency_s)
+        return forms.tbt_s(self._jobs.answer, step_s, load_s)
+
+    def decodes_keep(self, count: int, speed: float = 1.0) -> bool:
+        """Tell whether so many nodes that decode keep the limit on gaps, and have memory for their KV."""
+        jobs, step_s = self._jobs, self.step(count, speed).step_s
+        most = self._cluster.kv_bytes * self._cluster.block_tokens // self._cluster.layout.nbytes
+        if not forms.fits(speed * jobs.rate / count, jobs.tokens, jobs.answer, step_s, most):
+            return False
+        return float(np.mean(self.tbt_s(count, speed) <= self._tbt.seconds)) >= self._tbt.share
+
+    def to_spare(self, nodes: Nodes) -> tuple[float, float]:
+        """Return how much faster requests could come until the nodes of a kind no longer keep their limit."""
+        prefills, decodes = nodes
+        return (
+            _most(lambda speed: self.prefills_keep(prefills, speed)),
+            _most(lambda speed: self.decodes_keep(decodes, speed)),
+        )
+
+
+def _least(keeps: Callable[[int], bool]) -> int:
+    """Return the least number for which something holds; MOST_NODES where it does for none of them."""
+    return next((count for count in range(1, MOST_NODES) if keeps(count)), MOST_NODES)
+
+
+def _most(keeps: Callable[[float], bool]) -> float:
+    """Return the speed from which on something does not hold any more, found by halving."""
+    low, high = 0.0, MOST_SPEED
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low

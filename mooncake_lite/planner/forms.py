@@ -1,0 +1,169 @@
+"""Closed forms: how long requests wait, how fast a batch decodes, what fits, from means and variances alone.
+
+Pure; seconds, tokens and bytes. They take a trace to be stationary and its requests to be drawn one by one:
+what a replay of queues (`replay.py`) does not need to assume. See docs/explain/planning.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+
+import numpy as np
+
+from scheduler.costs import DecodeCost
+
+DEVIATIONS = 2.5
+"""Of KV memory beyond its mean, that must fit: a normal value exceeds them in 0.6 % of the time."""
+
+STEPS, LOADS = 2.65, 1.65
+"""First gap of an answer, in decode steps and loads of its KV: half a step until the rank looks, half a step
+until what has come joins, one step; the rest is what waits before it. Fitted to simulated runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The wait of a queue. mean_s: over all requests; probability: that one waits at all."""
+
+    mean_s: float
+    probability: float
+
+    def longer_than(self, seconds: np.ndarray) -> np.ndarray:
+        """Return the probability to wait longer, taking waits that are not 0 to be exponential."""
+        if self.mean_s == 0:
+            return np.zeros(len(seconds))
+        if self.mean_s == inf:
+            return np.ones(len(seconds))
+        tail = np.exp(-np.maximum(seconds, 0.0) * self.probability / self.mean_s)
+        return np.where(seconds < 0, 1.0, self.probability * tail)
+
+
+def load_of(rate: float, service_s: np.ndarray, servers: int) -> float:
+    """Return the share of time that each server is busy: rate x mean service / servers (Little's law)."""
+    return rate * float(service_s.mean()) / servers
+
+
+def wait_of(rate: float, service_s: np.ndarray, servers: int, gap_variation: float = 1.0) -> Wait:
+    """Return the wait of G/G/c: Allen and Cunneen's approximation.
+
+        W = C(c, a) / (c / s - rate) x (variation of gaps + variation of services) / 2
+
+    with a = rate x s and Erlang's C, the probability to wait in M/M/c. Exact for M/M/c, and for M/G/1
+    (Pollaczek and Khinchine). A. O. Allen, Probability, Statistics, and Queueing Theory, 1990, section 5.4.
+
+    service_s       of the requests; gap_variation: squared coefficient of variation of the gaps between them
+    """
+    mean_s = float(service_s.mean())
+    if load_of(rate, service_s, servers) >= 1:
+        return Wait(inf, 1.0)
+    probability = erlang_c(servers, rate * mean_s)
+    variation = (gap_variation + float(service_s.var()) / mean_s**2) / 2
+    return Wait(probability / (servers / mean_s - rate) * variation, probability)
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Return the probability that a request waits in M/M/c. load: rate x mean service, below `servers`.
+
+    By the recursion of Erlang's B, which neither overflows nor loses digits (A. K. Erlang, 1917).
+    """
+    blocked = 1.0
+    for busy in range(1, servers + 1):
+        blocked = load * blocked / (busy + load * blocked)
+    return blocked / (1 - load / servers * (1 - blocked))
+
+
+def share_within(limit_s: float, wait: Wait, service_s: np.ndarray) -> float:
+    """Return the share of requests whose wait and service together take at most so long."""
+    return 1.0 - float(wait.longer_than(limit_s - service_s).mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """One node that decodes, in the mean. batch: sequences; context: their tokens together; step_s."""
+
+    batch: float
+    context: float
+    step_s: float
+
+
+def decoding_of(
+    rate: float, tokens: np.ndarray, answers: np.ndarray, cost: DecodeCost, extra_s: float = 0.0
+) -> Decoding:
+    """Return the fixed point of a node's step, which is linear in a batch that is linear in the step.
+
+        batch   = rate x mean of answers x step                       (Little's law)
+        context = rate x mean of answers x (tokens + answer / 2) x step
+        step    = base + per sequence x batch + per key x context
+
+    rate   of the requests that come to this node; extra_s: of each step besides its pass
+    """
+    gaps = np.maximum(answers - 1, 0)
+    per_s, context_per_s = rate * float(gaps.mean()), rate * float((gaps * (tokens + answers / 2)).mean())
+    slope = cost.per_sequence_s * per_s + cost.per_key_s * context_per_s
+    if slope >= 1:
+        return Decoding(inf, inf, inf)
+    step_s = (cost.base_s + extra_s) / (1 - slope)
+    return Decoding(per_s * step_s, context_per_s * step_s, step_s)
+
+
+def kv_tokens(rate: float, tokens: np.ndarray, answers: np.ndarray, step_s: float) -> tuple[float, float]:
+    """Return mean and standard deviation of the tokens whose KV a node holds while it decodes.
+
+    Sequences come one by one and stay for their answers, whoever else is there (M/G/inf): the sum over them
+    has the mean rate x E[integral of tokens] and the variance rate x E[integral of their square].
+    """
+    length = np.maximum(answers - 1, 0).astype(float)
+    first = length * (tokens + length / 2)
+    second = length * (tokens**2 + tokens * length + length**2 / 3)
+    return rate * step_s * float(first.mean()), sqrt(rate * step_s * float(second.mean()))
+
+
+def fits(rate: float, tokens: np.ndarray, answers: np.ndarray, step_s: float, most: int) -> bool:
+    """Tell whether the KV of a decode node fits into so many tokens nearly always."""
+    mean, deviation = kv_tokens(rate, tokens, answers, step_s)
+    return mean + DEVIATIONS * deviation <= most
+
+
+def transfer_s(nbytes: np.ndarray, bytes_per_s: float, link_load: float, latency_s: float) -> np.ndarray:
+    """Return the seconds of transfers that get what a link's other traffic leaves of it.
+
+    link_load   share of the bandwidth that is taken, below 1
+    """
+    return np.where(nbytes > 0, latency_s + nbytes / (bytes_per_s * max(1e-9, 1 - link_load)), 0.0)
+
+
+def first_gap_s(step_s: float, load_s: np.ndarray) -> np.ndarray:
+    """Return the seconds from the first token, which prefill gives, to the second one."""
+    return STEPS * step_s + LOADS * load_s
+
+
+def tpot_s(answers: np.ndarray, step_s: float, load_s: np.ndarray) -> np.ndarray:
+    """Return each request's mean gap: its first one, and steps."""
+    gaps = np.maximum(answers - 1, 1)
+    return (first_gap_s(step_s, load_s) + (gaps - 1) * step_s) / gaps
+
+
+def tbt_s(answers: np.ndarray, step_s: float, load_s: np.ndarray) -> np.ndarray:
+    """Return the mean of each request's slowest tenth of gaps: its first gap, and steps like all others.
+
+    So an answer of up to eleven tokens is as slow as its first gap, and no number of decode nodes makes that
+    shorter than one step and one load.
+    """
+    slow = np.ceil(np.maximum(answers - 1, 1) / 10)
+    return (first_gap_s(step_s, load_s) + (slow - 1) * step_s) / slow
+
+
+def mean_ttft_s(wait: Wait, service_s: np.ndarray) -> float:
+    """Return the mean time to the first token."""
+    return wait.mean_s + float(service_s.mean())
+
+
+def ttft_quantile_s(share: float, wait: Wait, service_s: np.ndarray) -> float:
+    """Return the TTFT that this share of requests stays within, found by halving."""
+    if wait.mean_s == inf:
+        return inf
+    low, high = 0.0, float(service_s.max()) + wait.mean_s * 50
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if share_within(middle, wait, service_s) >= share else (middle, high)
+    return high

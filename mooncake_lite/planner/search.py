@@ -1,0 +1,118 @@
+"""The smallest cluster that keeps the limits of a workload: candidates, how each does, and which one it is.
+
+Pure but for the simulations that it asks for. Explained in docs/explain/planning.md.
+
+    closed forms -> where to begin    replays -> downhill to the smallest    simulations -> around it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.planner.limits import Found, Limit, Nodes
+from mooncake_lite.planner.replay import Replayed, replay
+from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.workloads.traces import Trace
+
+MOST_ROUNDS = 4
+"""Of the search: links join the numbers so loosely that two are enough, nearly always."""
+
+MOST_OF_A_KIND = 200
+
+KINDS = ("first tokens", "gaps")
+"""What the limit on each kind of nodes is about."""
+
+
+class Search:
+    """Looks for the smallest candidate by replays, each of which is played once.
+
+    cluster   whose numbers of nodes are varied
+    """
+
+    def __init__(self, cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit) -> None:
+        self.cluster, self.trace, self.ttft, self.tbt = cluster, trace, ttft, tbt
+        self.found: dict[Nodes, Found] = {}
+
+    def at(self, nodes: Nodes) -> Found:
+        """Return how a candidate does in a replay."""
+        if nodes not in self.found:
+            played = replay(with_nodes(self.cluster, nodes), self.trace)
+            self.found[nodes] = self.judged(nodes, played)
+        return self.found[nodes]
+
+    def judged(self, nodes: Nodes, played: Replayed) -> Found:
+        """Compare what became of the requests with the limits."""
+        most = self.cluster.kv_bytes * self.trace.block_tokens // self.cluster.layout.nbytes
+        return Found(
+            nodes, float(np.mean(played.ttft_s <= self.ttft.seconds)),
+            float(np.mean(played.tbt_s <= self.tbt.seconds)), spread(played.ttft_s), spread(played.tbt_s),
+            played.context <= most,
+        )  # fmt: skip
+
+    def smallest(self, begin: Nodes) -> Found:
+        """Return the candidate with the fewest nodes of each kind that keeps the limits.
+
+        The limit on TTFT is about nodes that prefill, the one on gaps about nodes that decode, nearly: links
+        join them. So one number is walked after the other until neither changes. Raises ConfigError where no
+        number of nodes keeps a limit.
+        """
+        nodes = begin
+        for _ in range(MOST_ROUNDS):
+            before = nodes
+            for kind in range(len(KINDS)):
+                nodes = self._walk(nodes, kind)
+            if nodes == before:
+                break
+        return self.at(nodes)
+
+    def keeps(self, nodes: Nodes, kind: int) -> bool:
+        """Tell whether a candidate keeps the limit that is about a kind of nodes."""
+        one = self.at(nodes)
+        return one.fits and one.tbt >= self.tbt.share if kind else one.ttft >= self.ttft.share
+
+    def _walk(self, nodes: Nodes, kind: int) -> Nodes:
+        """Return the candidate with the least number of nodes of a kind that keeps its limit."""
+        count = nodes[kind]
+        if self.keeps(nodes, kind):
+            while count > 1 and self.keeps(changed(nodes, kind, count - 1), kind):
+                count -= 1
+            return changed(nodes, kind, count)
+        low, high = count, count + 1
+        while not self.keeps(changed(nodes, kind, high), kind):
+            low, high = high, 2 * high - low + 1
+            if high > MOST_OF_A_KIND:
+                raise ConfigError(f"no number of nodes keeps the limit on {KINDS[kind]}: {self._best(kind)}")
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.keeps(changed(nodes, kind, middle), kind) else (middle, high)
+        return changed(nodes, kind, high)
+
+    def _best(self, kind: int) -> str:
+        """Say how near to a limit any candidate has come."""
+        limit = self.tbt if kind else self.ttft
+        most = max(one.tbt if kind else one.ttft for one in self.found.values())
+        return f"{limit.share:.1%} within {limit.seconds * 1e3:g} ms are wanted, and {most:.1%} are the most"
+
+
+def changed(nodes: Nodes, kind: int, count: int) -> Nodes:
+    """Return a candidate with another number of nodes of a kind."""
+    return (nodes[0], count) if kind else (count, nodes[1])
+
+
+def with_nodes(cluster: Cluster, nodes: Nodes) -> Cluster:
+    """Return a cluster with other numbers of nodes."""
+    return replace(cluster, nodes={"prefill": nodes[0], "decode": nodes[1]})
+
+
+def spread(values: np.ndarray) -> tuple[float, float]:
+    """Return mean and 90th percentile."""
+    return float(values.mean()), float(np.quantile(values, 0.9))
+
+
+def around(nodes: Nodes) -> Iterable[Nodes]:
+    """Return the candidates with one node fewer."""
+    return [(p, d) for p, d in ((nodes[0] - 1, nodes[1]), (nodes[0], nodes[1] - 1)) if min(p, d) > 0]
