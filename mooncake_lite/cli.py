@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "mooncake_lite.simulator.command:simulate",
         "Play traces on simulated clusters, and compare policies.",
     ),
+    "plan": ("mooncake_lite.planner.command:plan", "Find the smallest cluster that keeps a workload's SLOs."),
     "workload": ("mooncake_lite.tools.workload:workload", "Describe and make traces of requests."),
     "replay": (
         "mooncake_lite.tools.replay:replay",

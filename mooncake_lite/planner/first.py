@@ -10,6 +10,7 @@ from math import inf
 
 import numpy as np
 
+from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.planner import forms
 from mooncake_lite.planner.jobs import Jobs, compute_s
 from mooncake_lite.planner.limits import Limit, Nodes
@@ -33,10 +34,12 @@ class First:
         self._cluster, self._jobs, self._ttft, self._tbt = cluster, jobs, ttft, tbt
         self._costs, self._over = cluster.costs, cluster.overheads
         token_bytes = cluster.layout.nbytes / cluster.block_tokens
-        self._nbytes = jobs.tokens * token_bytes
-        new_bytes = (jobs.cached > 0) * (jobs.tokens - jobs.cached) * token_bytes
+        link = self._costs.transfer
+        self._load_s = link.latency_s + jobs.tokens * token_bytes / link.far_bytes_per_s
         self.compute_s = compute_s(jobs, pass_seconds(cluster.profile))
-        stores_s = new_bytes / self._costs.load.dram_bytes_per_s
+        write_s = (jobs.tokens - jobs.cached) * token_bytes / self._costs.load.dram_bytes_per_s
+        self._stored_s = np.where(jobs.cached > 0, write_s, write_s / GROUPS) + 6 * self._over.message_s
+        stores_s = np.where(jobs.cached > 0, write_s, 0.0)
         self.service_s = self.compute_s + self._over.step_s + 2 * self._over.message_s + stores_s
         gaps_s = np.diff(jobs.arrived_s)
         self.variation = float(gaps_s.var() / gaps_s.mean() ** 2) if gaps_s.any() else 1.0
@@ -59,19 +62,13 @@ class First:
         jobs, rate = self._jobs, speed * self._jobs.rate / count
         return forms.decoding_of(rate, jobs.tokens, jobs.answer, self._costs.decode, self._over.step_s)
 
-    def link_load(self, count: int, speed: float = 1.0) -> float:
-        """Return the share of a decode node's link that the KV of prompts takes."""
-        taken = speed * self._jobs.rate / count * float(self._nbytes.mean())
-        return taken / self._costs.transfer.far_bytes_per_s
-
-    def tbt_s(self, count: int, speed: float = 1.0) -> np.ndarray:
-        """Return the gaps of each request: the mean of its slowest tenth."""
-        step_s, taken = self.step(count, speed).step_s, self.link_load(count, speed)
-        if step_s == inf or taken >= 1:
-            return np.full(len(self._jobs), inf)
-        cost = self._costs.transfer
-        load_s = forms.transfer_s(self._nbytes, cost.far_bytes_per_s, taken, cost.latency_s)
-        return forms.tbt_s(self._jobs.answer, step_s, load_s)
+    def gaps_s(self, count: int, speed: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean gap of each request, and the mean of its slowest tenth of gaps."""
+        step_s, answer = self.step(count, speed).step_s, self._jobs.answer
+        if step_s == inf:
+            return np.full(len(answer), inf), np.full(len(answer), inf)
+        gap_s = forms.first_gap_s(speed * self._jobs.rate / count, step_s, self._stored_s, self._load_s)
+        return forms.tpot_s(answer, step_s, gap_s), forms.tbt_s(answer, step_s, gap_s)
 
     def decodes_keep(self, count: int, speed: float = 1.0) -> bool:
         """Tell whether so many nodes that decode keep the limit on gaps, and have memory for their KV."""
@@ -79,7 +76,7 @@ class First:
         most = self._cluster.kv_bytes * self._cluster.block_tokens // self._cluster.layout.nbytes
         if not forms.fits(speed * jobs.rate / count, jobs.tokens, jobs.answer, step_s, most):
             return False
-        return float(np.mean(self.tbt_s(count, speed) <= self._tbt.seconds)) >= self._tbt.share
+        return float(np.mean(self.gaps_s(count, speed)[1] <= self._tbt.seconds)) >= self._tbt.share
 
     def to_spare(self, nodes: Nodes) -> tuple[float, float]:
         """Return how much faster requests could come until the nodes of a kind no longer keep their limit."""

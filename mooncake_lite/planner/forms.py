@@ -16,9 +16,8 @@ from scheduler.costs import DecodeCost
 DEVIATIONS = 2.5
 """Of KV memory beyond its mean, that must fit: a normal value exceeds them in 0.6 % of the time."""
 
-STEPS, LOADS = 2.65, 1.65
-"""First gap of an answer, in decode steps and loads of its KV: half a step until the rank looks, half a step
-until what has come joins, one step; the rest is what waits before it. Fitted to simulated runs."""
+STEPS = 2
+"""Of a first gap: half a one until the rank looks, half a one until what has come joins, and the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,33 +123,30 @@ def fits(rate: float, tokens: np.ndarray, answers: np.ndarray, step_s: float, mo
     return mean + DEVIATIONS * deviation <= most
 
 
-def transfer_s(nbytes: np.ndarray, bytes_per_s: float, link_load: float, latency_s: float) -> np.ndarray:
-    """Return the seconds of transfers that get what a link's other traffic leaves of it.
+def first_gap_s(rate: float, step_s: float, stored_s: np.ndarray, load_s: np.ndarray) -> np.ndarray:
+    """Return the seconds from the first token, which prefill gives, to the second one.
 
-    link_load   share of the bandwidth that is taken, below 1
+    A node loads one sequence at a time and looks between two steps, so that loads are a queue of their own,
+    M/G/1. stored_s: from the first token until all KV of the prompt can be read; rate: of this node's requests.
     """
-    return np.where(nbytes > 0, latency_s + nbytes / (bytes_per_s * max(1e-9, 1 - link_load)), 0.0)
+    wait = wait_of(rate, load_s + step_s, 1)
+    return stored_s + wait.mean_s + load_s + STEPS * step_s
 
 
-def first_gap_s(step_s: float, load_s: np.ndarray) -> np.ndarray:
-    """Return the seconds from the first token, which prefill gives, to the second one."""
-    return STEPS * step_s + LOADS * load_s
-
-
-def tpot_s(answers: np.ndarray, step_s: float, load_s: np.ndarray) -> np.ndarray:
-    """Return each request's mean gap: its first one, and steps."""
+def tpot_s(answers: np.ndarray, step_s: float, gap_s: np.ndarray) -> np.ndarray:
+    """Return each request's mean gap. gap_s: its first one; all others are steps."""
     gaps = np.maximum(answers - 1, 1)
-    return (first_gap_s(step_s, load_s) + (gaps - 1) * step_s) / gaps
+    return (gap_s + (gaps - 1) * step_s) / gaps
 
 
-def tbt_s(answers: np.ndarray, step_s: float, load_s: np.ndarray) -> np.ndarray:
+def tbt_s(answers: np.ndarray, step_s: float, gap_s: np.ndarray) -> np.ndarray:
     """Return the mean of each request's slowest tenth of gaps: its first gap, and steps like all others.
 
     So an answer of up to eleven tokens is as slow as its first gap, and no number of decode nodes makes that
-    shorter than one step and one load.
+    shorter than two steps and one load.
     """
     slow = np.ceil(np.maximum(answers - 1, 1) / 10)
-    return (first_gap_s(step_s, load_s) + (slow - 1) * step_s) / slow
+    return (gap_s + (slow - 1) * step_s) / slow
 
 
 def mean_ttft_s(wait: Wait, service_s: np.ndarray) -> float:

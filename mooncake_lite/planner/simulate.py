@@ -29,7 +29,7 @@ def simulate(cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, seed: int 
             late += one.outcome != COMPLETED or one.ttft_s > ttft.seconds
             slow += one.outcome != COMPLETED or one.tbt_s > tbt.seconds
         seen = len(records)
-        return late > (1 - ttft.share) * count or slow > (1 - tbt.share) * count
+        return 1 - late / count < ttft.share or 1 - slow / count < tbt.share
 
     try:
         outcome = play(cluster, TraceSource(trace), seed, hopeless=hopeless)

@@ -1,0 +1,154 @@
+"""`mooncake-lite plan`: how many nodes of each kind a workload needs, what they cost, and what that rests on.
+
+Mounted by `mooncake_lite.cli`. It reads words into a `Cluster` and limits; `answer.py` looks for the answer,
+`report.py` shows it. Explained in docs/explain/planning.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mooncake_lite.config.machine import usable_cores
+from mooncake_lite.config.options import OUT_FILE, write_out
+from mooncake_lite.config.progress import counted
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.planner import report
+from mooncake_lite.planner.answer import ASSUMED, MOST_SIMULATIONS, OFF, confirm, least_dram, moved
+from mooncake_lite.planner.first import First
+from mooncake_lite.planner.jobs import jobs_of
+from mooncake_lite.planner.limits import Limit
+from mooncake_lite.planner.prices import Prices, cost_of, read_prices
+from mooncake_lite.planner.search import Search
+from mooncake_lite.planner.warnings import warnings_of
+from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.cluster_command import PROFILE, Bytes
+from mooncake_lite.simulator.sweep import processes
+from mooncake_lite.workloads.options import DIVIDE_LENGTHS, POSITIVE, adapted
+from mooncake_lite.workloads.rescale import sped
+from mooncake_lite.workloads.traces import Trace, read_trace
+from scheduler.placement import POLICIES
+
+REPLAYED = [name for name in POLICIES if name not in ("dynamo", "topology")]
+"""Policies that ask only for what a replay knows."""
+
+
+class LimitType(click.ParamType):
+    """An SLO: MS@SHARE, as 2000@0.9; without a share, that of 0.9."""
+
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
+        """Return the limit. Fails for other words."""
+        if isinstance(value, Limit):
+            return value
+        words, _, share = str(value).partition("@")
+        try:
+            limit = Limit(float(words) / 1e3, float(share or 0.9))
+        except ValueError:
+            limit = Limit(0.0, 0.0)
+        if not (0 < limit.seconds < 1e6 and 0 < limit.share < 1):
+            self.fail(f"{value!r}: write milliseconds and a share of requests, as 2000@0.9", param, ctx)
+        return limit
+
+
+@click.command()
+@click.argument("workload", type=click.Path(path_type=Path))
+@click.option("--slo-ttft-ms", "ttft", type=LimitType(), required=True, help="MS@SHARE, as 2000@0.9.")
+@click.option("--slo-tbt-ms", "tbt", type=LimitType(), required=True,
+              help="MS@SHARE, of the mean of a request's slowest tenth of gaps.")  # fmt: skip
+@click.option("--profile", default=PROFILE, show_default=True, help="Of the machines: a file or a name.")
+@click.option("--rate", type=POSITIVE, help="Requests per second.  [default: the workload's own]")
+@click.option("--spread", is_flag=True, help="Spread arrivals within the trace's ticks of 3 s.")
+@DIVIDE_LENGTHS
+@click.option("--limit-requests", type=click.IntRange(2), help="Plan for the first requests alone.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@click.option("--policy", default="kvcache-centric", show_default=True, type=click.Choice(REPLAYED))
+@click.option("--node-dram", default="1TB", show_default=True, type=Bytes(),
+              help="Lent to the pool by each node that prefills.")  # fmt: skip
+@click.option("--kv-cache-bytes", default="320GiB", show_default=True, type=Bytes(),
+              help="Memory for the KV pages of a node.")  # fmt: skip
+@click.option("--link-gbps", type=POSITIVE, help="Of a node's link, each way.  [default: the profile's]")
+@click.option("--prices", "prices_file", type=click.Path(path_type=Path),
+              help="TOML: prefill_node_hour, decode_node_hour, dram_gb_hour, currency.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Closed forms and replays of queues alone, no simulations.")
+@click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per core]")
+@click.option("--json", "json_file", type=OUT_FILE, help="Write the answer to this file.")
+@click.option("--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path),
+              help="Draw what more and fewer nodes do, an SVG file, into this folder.")  # fmt: skip
+def plan(workload: Path, json_file: Path | None, plot_folder: Path | None, **words: Any) -> None:
+    """Find the smallest pooled cluster that keeps two limits for WORKLOAD, a trace.
+
+    Closed forms say where to begin. Replays of the queues look for the smallest numbers of nodes that prefill
+    and that decode. At most four simulations check the answer, and that one node fewer does not keep the
+    limits. Equal options give equal answers.
+    """
+    report.check(plot_folder)
+    trace = asked_trace(workload, words)
+    cluster, prices = asked_cluster(trace, words), asked_prices(words["prices_file"])
+    answer = answer_of(cluster, trace, words["ttft"], words["tbt"], prices, words["quick"], words["jobs"])
+    report.show(answer)
+    if json_file is not None:
+        write_out("--json", json_file, (json.dumps(report.to_dict(answer), indent=1) + "\n").encode())
+    if plot_folder is not None:
+        report.draw(answer, plot_folder)
+
+
+def asked_trace(path: Path, words: dict[str, Any]) -> Trace:
+    """Read the workload that the options describe. Raises TraceError and ConfigError."""
+    trace = adapted(read_trace(path), {**words, "speed": 1.0})
+    rate = jobs_of(trace).rate
+    if len(trace.requests) < 2 or rate == float("inf"):
+        raise ConfigError(
+            f"{path}: all requests come at once; a plan needs arrivals that are spread over time"
+        )
+    return trace if words["rate"] is None else sped(trace, words["rate"] / rate)
+
+
+def asked_cluster(trace: Trace, words: dict[str, Any]) -> Cluster:
+    """Return the cluster that the options describe, with one node of each kind. Raises ConfigError."""
+    link = words["link_gbps"]
+    return Cluster(
+        profile=named_profile(words["profile"]), nodes={"prefill": 1, "decode": 1},
+        block_tokens=trace.block_tokens, node_bytes=words["node_dram"], kv_bytes=words["kv_cache_bytes"],
+        link_bytes_per_s=link and link * 1e9 / 8, policy=words["policy"], ttft_s=words["ttft"].seconds,
+        tbt_s=words["tbt"].seconds,
+    )  # fmt: skip
+
+
+def asked_prices(path: Path | None) -> Prices:
+    """Read prices; without a file, a node hour costs 1."""
+    return Prices() if path is None else read_prices(path)
+
+
+def answer_of(
+    cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, prices: Prices, quick: bool, jobs: int | None
+) -> report.Answer:
+    """Look for the answer. quick: without simulations; jobs: processes; None: one per core."""
+    first = First(cluster, jobs_of(trace, None), ttft, tbt)
+    search = Search(cluster, trace, ttft, tbt)
+    guess = first.guess()
+    replayed = search.smallest(guess)
+    at_once, runs = jobs or usable_cores(), 0 if quick else MOST_SIMULATIONS
+    with counted("runs", runs + 2 * len(ASSUMED)) as told, processes(at_once, mpi=False) as executor:
+        simulated = None
+        if not quick:
+            simulated = confirm(cluster, trace, ttft, tbt, replayed.nodes, executor, at_once, told)
+        nodes = simulated.best.nodes if simulated and simulated.best else replayed.nodes
+        tries = [(name, factor) for name in ASSUMED for factor in (1 - OFF, 1 + OFF)]
+        asked = [executor.submit(moved, cluster, trace, ttft, tbt, nodes, *one) for one in tries]
+        off = {}
+        for one, future in zip(tries, asked):
+            off[one] = future.result()
+            told()
+    dram = least_dram(search, nodes)
+    jobs_there = jobs_of(trace, cluster.node_blocks * nodes[0])
+    return report.Answer(
+        cluster, trace, jobs_there, ttft, tbt, guess, replayed, simulated, nodes, search.found,
+        first.to_spare(nodes), dram, off, prices, cost_of(prices, nodes, dram, jobs_there),
+        warnings_of(search, first, nodes, jobs_there),
+    )  # fmt: skip
