@@ -20,7 +20,7 @@ from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.figure import check_plot, draw
 from mooncake_lite.simulator.replay import Workload, replay, workload_of
-from mooncake_lite.workloads.traces import read_trace
+from mooncake_lite.workloads.options import form_options, known_trace
 from store.errors import UnknownPolicy
 from store.policies import NAMES, policy_factory
 from store.policies.learned import Bound, Learned
@@ -73,21 +73,24 @@ class Row:
     "sizes",
     default=BLOCKS,
     show_default=True,
-    help="Sizes of the pool, in blocks of 512 tokens.",
+    help="Sizes of the pool, in blocks of the trace.",
 )
+@form_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to FILE.")
 @click.option("--plot", "plot_file", type=OUT_FILE, help="Draw miss-ratio curves, .svg or .png.")
-def cache(trace: Path, policies: str, sizes: str, json_file: Path | None, plot_file: Path | None) -> None:
+def cache(
+    trace: Path, policies: str, sizes: str, json_file: Path | None, plot_file: Path | None, **words: Any
+) -> None:
     """Replay TRACE against eviction policies: which share of its blocks would have been in the pool?
 
-    TRACE is a file of JSON lines as Mooncake publishes them. One pool, requests in the order of the file; a
-    block counts as a hit only while all before it in its request were hits. A name may be followed by
-    filters: lru+second-hit, arc+size.
+    TRACE is a file as Mooncake, Bailian, Azure, BurstGPT or ShareGPT publish them. One pool, requests in the
+    order of the file; a block counts as a hit only while all before it in its request were hits. A name may
+    be followed by filters: lru+second-hit, arc+size.
     """
     names = parse_policies(policies)
     blocks = parse_blocks(sizes)
     check_plot(plot_file)
-    read = read_trace(trace)
+    read = known_trace(trace, words)
     workloads = {ALL: workload_of(read), COMPLETE: workload_of(read, complete_only=True)}
     rows = _measure(workloads, names, blocks)
     _show(rows)

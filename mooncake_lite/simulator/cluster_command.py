@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.workload import mixed
 from mooncake_lite.workloads import report
 from mooncake_lite.workloads.metrics import spread_of
-from mooncake_lite.workloads.options import POSITIVE, adapted, chosen_trace, trace_options
+from mooncake_lite.workloads.options import POSITIVE, adapted, chosen_trace, say_once, trace_options
 from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
@@ -156,8 +156,9 @@ class Kill(click.ParamType):
 def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **words: Any) -> None:
     """Play TRACE on a simulated cluster: latencies, goodput, hits, refusals, bytes moved.
 
-    TRACE is a file of JSON lines as Mooncake publishes them. The control plane and the ranks are the live
-    ones; forward passes, links and disks take as long as the profile says. Equal seeds give equal results.
+    TRACE is a file as Mooncake, Bailian, Azure, BurstGPT or ShareGPT publish them. The control plane and the
+    ranks are the live ones; forward passes, links and disks take as long as the profile says. Equal seeds
+    give equal results.
     """
     requests = requests_of(trace, words)
     chosen = cluster_of(requests, words)
@@ -177,11 +178,14 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
         _draw(outcome, chosen, plot_folder)
 
 
-def requests_of(trace: Path, words: dict[str, Any]) -> Trace:
-    """Read what is played. The nodes of a recording are those of its cluster, unless others are named."""
+def requests_of(trace: Path, words: dict[str, Any], say: Callable[[str], None] = say_once) -> Trace:
+    """Read what is played. The nodes of a recording are those of its cluster, unless others are named.
+
+    say   is told what the form of a trace lacks
+    """
     if not words["from_recording"]:
         words["nodes"] = words["nodes"] or "8P8D"
-        return chosen_trace(trace, words)
+        return chosen_trace(trace, words, say)
     if words["spread"]:
         raise ConfigError("--spread: the arrivals of a recording are not in ticks; leave it out")
     recorded, profile = read_recording(trace), named_profile(words["profile"])

@@ -47,12 +47,12 @@ LATE_S = 0.05
 def replay(trace: Path, url: str, api_key: str | None, **options: Any) -> None:
     """Play TRACE against an OpenAI-compatible server, and measure latencies and goodput.
 
-    TRACE is a file of JSON lines as Mooncake publishes them. Each request is sent at its time, whether or not
-    earlier ones are answered. Prompts are words made from the ids of blocks, so that requests share the
-    prefixes that the trace says.
+    TRACE is a file as Mooncake, Bailian, Azure, BurstGPT or ShareGPT publish them. Each request is sent at
+    its time, whether or not earlier ones are answered. Prompts are words made from the ids of blocks, so that
+    requests share the prefixes that the trace says.
     """
     read = chosen_trace(trace, options)
-    check_distinct(read.requests, read.block_tokens)
+    check_distinct(read.requests, read.block_tokens, read.block_tokens * options["divide_lengths"])
     with open_client(httpx.Client, url, api_key, httpx.Timeout(CONNECT_LIMIT_S)) as client:
         fields = accepted_fields(client, url, options["model"])
     began_s = time.perf_counter()

@@ -1,19 +1,21 @@
-"""Options of all commands that play a trace, and the trace that they describe.
+"""Options of all commands that read or play a trace, and the trace that they describe.
 
-Used by `replay` and `simulate cluster`. Explained in docs/how-to/replay-a-trace.md.
+Used by `replay`, `simulate` and `workload`. Explained in docs/how-to/replay-a-trace.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mooncake_lite.config.options import NumberRange, with_options
+from mooncake_lite.workloads.forms import Assumed, read_any
 from mooncake_lite.workloads.rescale import divided, sped, spread
-from mooncake_lite.workloads.traces import Trace, read_trace
+from mooncake_lite.workloads.traces import Trace
 
 POSITIVE = NumberRange(0, 1e9, min_open=True)
 
@@ -22,7 +24,20 @@ DIVIDE_LENGTHS = click.option(
     help="Divide the lengths of prompts and answers: 1, 2, 4 ... 512. Shared prefixes stay shared.",
 )  # fmt: skip
 
+form_options = with_options(
+    click.option(
+        "--assume-rate", type=NumberRange(1e-6, 1e6),
+        help="Requests per second, for a file that has no times: conversations as ShareGPT's.",
+    ),
+    click.option(
+        "--assume-prefix", type=click.IntRange(0, 1 << 24), default=0,
+        help="Tokens with which all prompts begin, for a file of lengths alone: Azure's and BurstGPT's.",
+    ),
+)  # fmt: skip
+"""Adds the options that say what is made up where a file lacks it."""
+
 trace_options = with_options(
+    form_options,
     click.option("--slo-ttft-ms", type=POSITIVE, default=30_000.0, show_default=True, help="Limit on TTFT."),
     click.option(
         "--slo-tbt-ms", type=POSITIVE, default=100.0, show_default=True,
@@ -37,9 +52,31 @@ trace_options = with_options(
 """Adds the options that say what is played, how fast, and what is within the limits."""
 
 
-def chosen_trace(path: Path, words: Mapping[str, Any]) -> Trace:
-    """Read the trace that these options describe. Raises TraceError and ConfigError."""
-    return adapted(read_trace(path), words)
+@cache
+def say_once(note: str) -> None:
+    """Print a note on stderr, unless this process has printed it before, as for another run of a sweep."""
+    click.echo(f"note: {note}", err=True)
+
+
+def chosen_trace(path: Path, words: dict[str, Any], say: Callable[[str], None] = say_once) -> Trace:
+    """Read the trace that these options describe. Arguments and errors are those of `known_trace`."""
+    return adapted(known_trace(path, words, words["limit_requests"], say), words)
+
+
+def known_trace(
+    path: Path, words: dict[str, Any], most: int | None = None, say: Callable[[str], None] = say_once
+) -> Trace:
+    """Read a trace of any form. Raises TraceError and ConfigError.
+
+    words   from it, `form_options` that assume nothing are removed
+    say     is told what the form lacks
+    """
+    assumed = {name: words.pop(f"assume_{name}", None) or 0 for name in ("rate", "prefix")}
+    words |= {f"assume_{name}": value for name, value in assumed.items() if value}
+    found = read_any(path, Assumed(**assumed), most)
+    for note in found.notes:
+        say(note)
+    return found.trace
 
 
 def adapted(trace: Trace, words: Mapping[str, Any]) -> Trace:

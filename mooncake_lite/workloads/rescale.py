@@ -83,7 +83,7 @@ def spread(trace: Trace, seed: int) -> Trace:
     for tick, group in groupby(trace.requests, lambda request: request.timestamp // TICK_MS):
         together = list(group)
         times = sorted(TICK_MS * (tick + dice.random()) for _ in together)
-        requests += _at(together, times)
+        requests += at_times(together, times)
     return replace(trace, requests=requests)
 
 
@@ -92,9 +92,9 @@ def sped(trace: Trace, speed: float) -> Trace:
     if not (isfinite(speed) and speed > 0):
         raise ConfigError(f"a trace cannot be played at speed {speed}: take a number above 0")
     times = [request.timestamp / speed for request in trace.requests]
-    return replace(trace, requests=_at(trace.requests, times))
+    return replace(trace, requests=at_times(trace.requests, times))
 
 
-def _at(requests: Sequence[TraceRequest], times_ms: Sequence[float]) -> list[TraceRequest]:
+def at_times(requests: Sequence[TraceRequest], times_ms: Sequence[float]) -> list[TraceRequest]:
     """Return the requests with other timestamps."""
     return [structs.replace(one, timestamp=time_ms) for one, time_ms in zip(requests, times_ms)]

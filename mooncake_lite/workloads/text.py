@@ -58,8 +58,13 @@ def prompt_of(request: TraceRequest, block_tokens: int) -> str:
     return "".join([*full, text_of_block(ids[last], rest)])
 
 
-def check_distinct(requests: Sequence[TraceRequest], block_tokens: int) -> None:
-    """Raise ConfigError where blocks are too short for texts that differ wherever the trace's prefixes do."""
+def check_distinct(
+    requests: Sequence[TraceRequest], block_tokens: int, whole_tokens: int = BLOCK_TOKENS
+) -> None:
+    """Raise ConfigError where blocks are too short for texts that differ wherever the trace's prefixes do.
+
+    whole_tokens   of a block before lengths were divided
+    """
     if 8 * block_tokens >= PLACE_BITS:
         return
     last = max(max(request.hash_ids) % 2**PLACE_BITS for request in requests)
@@ -68,7 +73,7 @@ def check_distinct(requests: Sequence[TraceRequest], block_tokens: int) -> None:
         tokens *= 2
     if tokens > block_tokens:
         raise ConfigError(
-            f"lengths cannot be divided by {BLOCK_TOKENS // block_tokens}: {last + 1:,} blocks of the trace "
+            f"lengths cannot be divided by {whole_tokens // block_tokens}: {last + 1:,} blocks of the trace "
             f"follow the same block, and a block of that length has one of {256**block_tokens:,} texts; "
-            f"divide by {BLOCK_TOKENS // tokens} at most"
+            f"divide by {whole_tokens // tokens} at most"
         )

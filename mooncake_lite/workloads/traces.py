@@ -6,8 +6,11 @@ done with it. Explained in docs/how-to/replay-a-trace.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BufferedReader
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -59,29 +62,24 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Return all requests of a file.
+    """Return all requests of a file in Mooncake's form. For other forms see `forms.py`.
 
     Raises TraceError, which names the file and the line, for a file that cannot be read or holds no request,
     a line that is no JSON object of this form, a number of ids that does not fit the prompt's length, and a
     timestamp before that of an earlier line.
     """
+    with opened(path) as file:
+        return trace_of(path, lines_of(path, file))
+
+
+def trace_of(path: Path, lines: Iterable[tuple[str, bytes]]) -> Trace:
+    """Return the trace that has these lines of a file. Raises as `read_trace` does."""
     decoder = msgspec.json.Decoder(TraceRequest)
     requests: list[TraceRequest] = []
-    number = 0
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(MOST_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MOST_LINE_BYTES:
-                    most = f"{MOST_LINE_BYTES >> 20} MiB"
-                    raise TraceError(
-                        f"{path}:{number}: more than {most}; put each request on a line of its own"
-                    )
-                if line.strip():
-                    last_ms = requests[-1].timestamp if requests else 0.0
-                    requests.append(_request(decoder, line, f"{path}:{number}", last_ms))
-    except OSError as error:
-        raise TraceError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    for place, line in lines:
+        with naming(place):
+            request = decoder.decode(line)
+        requests.append(checked(request, BLOCK_TOKENS, place, requests))
     if not requests:
         raise TraceError(f"{path}: there is no request in it; a trace has one JSON object per line")
     return Trace(requests)
@@ -97,25 +95,58 @@ def write_trace(trace: Trace) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-def _request(
-    decoder: msgspec.json.Decoder[TraceRequest], line: bytes, place: str, last_ms: float
-) -> TraceRequest:
-    """Decode and check one line. place: named in errors; last_ms: timestamp of the line before."""
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a file to be read. Raises TraceError, also for what fails while it is open."""
     try:
-        request = decoder.decode(plain_text(line))
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise TraceError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def lines_of(path: Path, file: BufferedReader) -> Iterator[tuple[str, bytes]]:
+    """Yield (file:line, text) of each line that is not blank, without a byte order mark.
+
+    Raises TraceError for a line longer than MOST_LINE_BYTES and for UTF-16.
+    """
+    for number in count(1):
+        line, place = file.readline(MOST_LINE_BYTES + 1), f"{path}:{number}"
+        if not line:
+            return
+        if len(line) > MOST_LINE_BYTES:
+            most = f"{MOST_LINE_BYTES >> 20} MiB"
+            raise TraceError(f"{place}: more than {most}; put each request on a line of its own")
+        if line.strip():
+            with naming(place):
+                text = plain_text(line)
+            yield place, text
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Raise what is wrong with a line, or a whole file, as a TraceError that begins with its place."""
+    try:
+        yield
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         words = str(error)
         begin = words[:1] if words.startswith("JSON") else words[:1].lower()
         raise TraceError(f"{place}: {begin}{words[1:]}") from None
-    wanted = -(-request.input_length // BLOCK_TOKENS)
+
+
+def checked(
+    request: TraceRequest, block_tokens: int, place: str, before: Sequence[TraceRequest]
+) -> TraceRequest:
+    """Return a request whose ids fit its prompt, and which comes at or after the last one before it."""
+    wanted = -(-request.input_length // block_tokens)
     if len(request.hash_ids) != wanted:
         raise TraceError(
             f"{place}: {len(request.hash_ids)} hash_ids, and a prompt of {request.input_length} tokens has "
-            f"{wanted} blocks of {BLOCK_TOKENS}"
+            f"{wanted} blocks of {block_tokens}"
         )
-    if request.timestamp < last_ms:
+    if before and request.timestamp < before[-1].timestamp:
         raise TraceError(
-            f"{place}: timestamp {request.timestamp:g} is before {last_ms:g}, that of an earlier line; "
-            "sort the lines by timestamp"
+            f"{place}: timestamp {request.timestamp:g} is before {before[-1].timestamp:g}, that of an "
+            "earlier line; sort the lines by timestamp"
         )
     return request

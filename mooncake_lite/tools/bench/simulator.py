@@ -37,7 +37,7 @@ from mooncake_lite.tools.bench.simulator_ranks import (
     with_times_of,
 )
 from mooncake_lite.tools.profile.overheads import overheads_of, sleeping_profile
-from mooncake_lite.tools.workload import sessions_of
+from mooncake_lite.tools.workload_make import sessions_of
 from mooncake_lite.workloads.rescale import divided, spread
 from mooncake_lite.workloads.traces import Trace, read_trace
 from store.allocator import padded_size

@@ -18,7 +18,7 @@ from mooncake_lite.profiles.costs import pass_seconds
 from mooncake_lite.profiles.file import OverheadsSection, named_profile
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.intervals import FIGURES, drawn, intervals, student
-from mooncake_lite.tools.workload import sessions_of
+from mooncake_lite.tools.workload_make import sessions_of
 from mooncake_lite.workloads.traces import write_trace
 
 CLUSTER = Cluster(profile=named_profile("LLaMA3-70B-8xA800"), nodes={"prefill": 1, "decode": 1})

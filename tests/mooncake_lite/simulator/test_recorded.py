@@ -21,7 +21,7 @@ from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.recorded import _Seen, _trace_of, read_recording
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.world import World
-from mooncake_lite.tools.workload import sessions_of
+from mooncake_lite.tools.workload_make import sessions_of
 from mooncake_lite.workloads.traces import Trace
 
 CLUSTER = Cluster(profile=named_profile("LLaMA3-70B-8xA800"), nodes={"prefill": 2, "decode": 1})

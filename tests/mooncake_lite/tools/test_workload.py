@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooncake_lite.cli import main
-from mooncake_lite.tools.workload import sessions_of
+from mooncake_lite.tools.workload_make import sessions_of
 from mooncake_lite.workloads.traces import Trace, TraceRequest, read_trace, write_trace
 
 pytestmark = pytest.mark.quick
