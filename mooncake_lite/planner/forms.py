@@ -17,7 +17,7 @@ DEVIATIONS = 2.5
 """Of KV memory beyond its mean, that must fit: a normal value exceeds them in 0.6 % of the time."""
 
 STEPS = 2
-"""Of a first gap: half a one until the rank looks, half a one until what has come joins, and the first one."""
+"""Of a first gap: half of one until the rank looks, half until what has come joins, and the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,9 @@ def first_gap_s(rate: float, step_s: float, stored_s: np.ndarray, load_s: np.nda
     """Return the seconds from the first token, which prefill gives, to the second one.
 
     A node loads one sequence at a time and looks between two steps, so that loads are a queue of their own,
-    M/G/1. stored_s: from the first token until all KV of the prompt can be read; rate: of this node's requests.
+    M/G/1.
+
+    rate   of the requests of this node; stored_s: from the first token until all KV can be read
     """
     wait = wait_of(rate, load_s + step_s, 1)
     return stored_s + wait.mean_s + load_s + STEPS * step_s
