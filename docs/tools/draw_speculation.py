@@ -12,9 +12,8 @@ import io
 import statistics
 from pathlib import Path
 
-from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
 from mooncake_lite.simulator.cluster import Cluster
-from mooncake_lite.simulator.cluster_command import PROFILE
 from mooncake_lite.simulator.figure import canvas
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.world import World
@@ -33,7 +32,7 @@ def seconds(gbps: float, acceptance: float) -> float:
     ids = [list(range(number * blocks, (number + 1) * blocks)) for number in range(REQUESTS)]
     asked = [TraceRequest(APART_MS * number, TOKENS, 32, some) for number, some in enumerate(ids)]
     cluster = Cluster(
-        profile=named_profile(PROFILE), nodes={"prefill": 1, "decode": 1}, acceptance=acceptance,
+        profile=named_profile(PAPER_MACHINES), nodes={"prefill": 1, "decode": 1}, acceptance=acceptance,
         link_bytes_per_s=gbps * 1e9 / 8,
     )  # fmt: skip
     world = World(cluster.setting(TraceSource(Trace(asked)), 0))

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from mooncake_lite.config.files import replace_file
+from mooncake_lite.config.reading import parse_bytes
 from mooncake_lite.errors import ConfigError
 
 
@@ -25,6 +26,19 @@ class NumberRange(click.FloatRange):
         if number != number:
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return number
+
+
+class Bytes(click.ParamType):
+    """A size, as 1TB or 320GiB."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes. Fails for what is no size."""
+        try:
+            return parse_bytes(value, param.opts[0] if param is not None else "size")
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 class OutFile(click.Path):

@@ -28,6 +28,9 @@ VERSION = 1
 SHIPPED = "shipped"
 """Folder of the profiles that come with the package: MODEL.json, and MODEL-MACHINE.json of other machines."""
 
+PAPER_MACHINES = "LLaMA3-70B-8xA800"
+"""The shipped profile of the paper's machines."""
+
 
 class ProfiledModel(msgspec.Struct, frozen=True):
     """The model that was measured. fingerprint: see model_fingerprint.

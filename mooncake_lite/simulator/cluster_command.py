@@ -17,11 +17,10 @@ import click
 from msgspec.structs import replace
 
 from mooncake_lite.config.modes import MODES, ROLES
-from mooncake_lite.config.options import OUT_FILE, NumberRange, write_out
+from mooncake_lite.config.options import OUT_FILE, Bytes, NumberRange, write_out
 from mooncake_lite.config.progress import bar, wide_console
-from mooncake_lite.config.reading import parse_bytes
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.profiles.file import Profile, named_profile
+from mooncake_lite.profiles.file import PAPER_MACHINES, Profile, named_profile
 from mooncake_lite.simulator.cluster import LETTERS, Cluster, parse_nodes
 from mooncake_lite.simulator.intervals import drawn, intervals
 from mooncake_lite.simulator.outcome import Outcome
@@ -36,22 +35,6 @@ from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
-
-PROFILE = "LLaMA3-70B-8xA800"
-"""The machines of the paper."""
-
-
-class Bytes(click.ParamType):
-    """A size, as 1TB or 320GiB."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes. Fails for what is no size."""
-        try:
-            return parse_bytes(value, param.opts[0] if param is not None else "size")
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
 
 
 class Runs(click.IntRange):
@@ -93,7 +76,9 @@ class Kill(click.ParamType):
 )
 @click.option("--one-node", is_flag=True, help="All ranks are on one node, as on a laptop.")
 @click.option("--mode", type=click.Choice(list(MODES)), help="[default: pooled, or colocated for nC]")
-@click.option("--profile", default=PROFILE, show_default=True, help="Of the machines: a file or a name.")
+@click.option(
+    "--profile", default=PAPER_MACHINES, show_default=True, help="Of the machines: a file or a name."
+)
 @click.option(
     "--decode-ms-per-sequence",
     type=NumberRange(0, 1e4),

@@ -16,6 +16,8 @@ import numpy as np
 
 COMPLETED, REJECTED, FAILED = "completed", "rejected", "failed"
 
+PERCENTILES = (50, 90, 99)
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -106,9 +108,11 @@ def _causes(records: Iterable[Record], outcome: str) -> dict[str, int]:
 
 def spread_of(values: Iterable[float]) -> dict[str, float | None]:
     """Return {mean, p50, p90, p99} of some values; None for each without any."""
-    found = np.fromiter(values, float)
+    found, names = np.fromiter(values, float), [f"p{percent}" for percent in PERCENTILES]
     if not len(found):
-        return dict.fromkeys(("mean", "p50", "p90", "p99"))
+        return dict.fromkeys(("mean", *names))
     mean = float(found.mean())
-    p50, p90, p99 = np.percentile(found, (50, 90, 99), overwrite_input=True).tolist()
-    return {"mean": mean, "p50": p50, "p90": p90, "p99": p99}
+    return {
+        "mean": mean,
+        **dict(zip(names, np.percentile(found, PERCENTILES, overwrite_input=True).tolist())),
+    }

@@ -36,6 +36,17 @@ form_options = with_options(
 )  # fmt: skip
 """Adds the options that say what is made up where a file lacks it."""
 
+PLAYED = (
+    click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Of the arrivals."),
+    click.option("--spread", is_flag=True, help="Spread arrivals within the trace's ticks of 3 s."),
+    DIVIDE_LENGTHS,
+    click.option("--limit-requests", type=click.IntRange(1), help="Play the first requests alone."),
+    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True),
+)
+
+played_options = with_options(form_options, *PLAYED)
+"""Adds the options that say what is played, and how fast."""
+
 trace_options = with_options(
     form_options,
     click.option("--slo-ttft-ms", type=POSITIVE, default=30_000.0, show_default=True, help="Limit on TTFT."),
@@ -43,13 +54,9 @@ trace_options = with_options(
         "--slo-tbt-ms", type=POSITIVE, default=100.0, show_default=True,
         help="Limit on the mean of a request's slowest tenth of gaps.",
     ),
-    click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Of the arrivals."),
-    click.option("--spread", is_flag=True, help="Spread arrivals within the trace's ticks of 3 s."),
-    DIVIDE_LENGTHS,
-    click.option("--limit-requests", type=click.IntRange(1), help="Play the first requests alone."),
-    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True),
+    *PLAYED,
 )  # fmt: skip
-"""Adds the options that say what is played, how fast, and what is within the limits."""
+"""Adds these, and the options that say what is within the limits."""
 
 
 @cache
