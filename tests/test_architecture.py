@@ -53,6 +53,7 @@ SYSTEM: dict[str, set[str]] = {
         "launch",
         "messages",
         "model",
+        "planner",
         "profiles",
         "simulator",
         "workloads",
