@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from mooncake_lite.simulator.recorded import Recorded, read_recording
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.workload import mixed
 from mooncake_lite.workloads import report
+from mooncake_lite.workloads.forms import Assumed
 from mooncake_lite.workloads.metrics import spread_of
-from mooncake_lite.workloads.options import POSITIVE, adapted, chosen_trace, say_once, trace_options
+from mooncake_lite.workloads.options import POSITIVE, adapted, assumed_of, chosen_trace, trace_options
 from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
@@ -163,16 +164,15 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
         _draw(outcome, chosen, plot_folder)
 
 
-def requests_of(trace: Path, words: dict[str, Any], say: Callable[[str], None] = say_once) -> Trace:
-    """Read what is played. The nodes of a recording are those of its cluster, unless others are named.
-
-    say   is told what the form of a trace lacks
-    """
+def requests_of(trace: Path, words: dict[str, Any]) -> Trace:
+    """Read what is played. The nodes of a recording are those of its cluster, unless others are named."""
     if not words["from_recording"]:
         words["nodes"] = words["nodes"] or "8P8D"
-        return chosen_trace(trace, words, say)
+        return chosen_trace(trace, words)
     if words["spread"]:
         raise ConfigError("--spread: the arrivals of a recording are not in ticks; leave it out")
+    if assumed_of(words) != Assumed():
+        raise ConfigError("--assume-rate, --assume-prefix: a recording lacks nothing; leave them out")
     recorded, profile = read_recording(trace), named_profile(words["profile"])
     layers, kv_heads, _, head_dim, itemsize, *_ = recorded.config.layout
     if profile.model.kv and profile.model.kv != [layers, kv_heads, head_dim, itemsize]:

@@ -111,7 +111,7 @@ def _parsed(path: Path, trace: Path, options: dict[str, Value], seed: int) -> di
 
 def run_one(words: dict[str, Any]) -> dict[str, Any]:
     """Play one run, in any process. Returns what the JSON of `simulate cluster` has, without the loads."""
-    requests = requests_of(words["trace"], words, say=lambda note: None)  # read_sweep has said it
+    requests = requests_of(words["trace"], words)
     chosen = cluster_of(requests, words)
     outcome = play(chosen, TraceSource(requests), words["seed"])
     result = outcome.to_dict(chosen.ttft_s, chosen.tbt_s)

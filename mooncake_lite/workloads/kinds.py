@@ -265,7 +265,7 @@ KINDS: dict[str, Kind] = {
     "flood": Singles(
         # Between two questions about one document come 64 * 9 prompts: 58 million tokens, of which a node of
         # the paper holds 3 million.
-        about="one question in ten about 64 documents; unique prompts of 100,000 tokens evict these",
+        about="questions about 64 documents, which nine times as many prompts of 100,000 tokens evict",
         documents=64, document_tokens=16_384, hot_share=0.1, skew=0.0, own_tokens=100_000, question_tokens=64,
         answer_tokens=256, spread=0.3,
     ),

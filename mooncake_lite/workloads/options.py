@@ -5,8 +5,9 @@ Used by `replay`, `simulate` and `workload`. Explained in docs/how-to/replay-a-t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -59,31 +60,34 @@ trace_options = with_options(
 """Adds these, and the options that say what is within the limits."""
 
 
-@cache
-def say_once(note: str) -> None:
-    """Print a note on stderr, unless this process has printed it before, as for another run of a sweep."""
-    click.echo(f"note: {note}", err=True)
+def chosen_trace(path: Path, words: dict[str, Any]) -> Trace:
+    """Read the trace that these options describe. Arguments and errors are as those of `known_trace`."""
+    return adapted(known_trace(path, words, words["limit_requests"]), words)
 
 
-def chosen_trace(path: Path, words: dict[str, Any], say: Callable[[str], None] = say_once) -> Trace:
-    """Read the trace that these options describe. Arguments and errors are those of `known_trace`."""
-    return adapted(known_trace(path, words, words["limit_requests"], say), words)
-
-
-def known_trace(
-    path: Path, words: dict[str, Any], most: int | None = None, say: Callable[[str], None] = say_once
-) -> Trace:
-    """Read a trace of any form. Raises TraceError and ConfigError.
+def known_trace(path: Path, words: dict[str, Any], most: int | None = None) -> Trace:
+    """Read a trace of any form, and say what the form lacks. Raises TraceError and ConfigError.
 
     words   from it, `form_options` that assume nothing are removed
-    say     is told what the form lacks
     """
+    found = read_any(path, assumed_of(words), most)
+    for note in found.notes:
+        say_once(note)
+    return found.trace
+
+
+def assumed_of(words: dict[str, Any]) -> Assumed:
+    """Return what `form_options` assume, and remove from `words` those that assume nothing."""
     assumed = {name: words.pop(f"assume_{name}", None) or 0 for name in ("rate", "prefix")}
     words |= {f"assume_{name}": value for name, value in assumed.items() if value}
-    found = read_any(path, Assumed(**assumed), most)
-    for note in found.notes:
-        say(note)
-    return found.trace
+    return Assumed(**assumed)
+
+
+@cache
+def say_once(note: str) -> None:
+    """Print a note on stderr, once for all runs of a sweep: processes that it has started print none."""
+    if parent_process() is None:
+        click.echo(f"note: {note}", err=True)
 
 
 def adapted(trace: Trace, words: Mapping[str, Any]) -> Trace:

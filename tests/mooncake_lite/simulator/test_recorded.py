@@ -114,6 +114,7 @@ def test_an_answer_of_unknown_length_is_said_to_be_assumed(
     ("words", "message"),
     [
         (["--spread"], "the arrivals of a recording are not in ticks"),
+        (["--assume-rate", "2"], "a recording lacks nothing"),
         (["--profile", "SmolLM2-135M-Instruct"], "name the profile of its machines with --profile"),
     ],
 )

@@ -104,3 +104,11 @@ def test_traces_of_several_kinds_are_merged(tmp_path: Path, capsys: pytest.Captu
 def test_a_wrong_option_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workload", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_sweep_says_once_what_its_trace_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "azure.csv").write_text(AZURE)
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text('trace = "azure.csv"\n[cluster]\nnodes = "1P1D"\n[vary]\nspeed = [1.0, 2.0]\n')
+    assert main(["simulate", "sweep", str(sweep)]) == 0
+    assert capsys.readouterr().err.count("not known (Azure)") == 1
