@@ -41,7 +41,7 @@ SYSTEM: dict[str, set[str]] = {
     "gateway": {"config", "launch", "messages", "model", "tracing"},
     "ranks": {"config", "control", "engine", "launch", "messages", "model", "profiles", "tracing"},
     "conductor": {"config", "control", "launch", "messages", "model", "profiles", "ranks", "tracing"},
-    "planner": {"config", "profiles", "simulator", "workloads"},
+    "planner": {"config", "engine", "profiles", "simulator", "workloads"},
     "simulator": {"conductor", "config", "control", "engine", "messages", "profiles", "ranks", "workloads"},
     "labs": set(),
     "tools": {

@@ -19,6 +19,7 @@ OUTSIDE_THE_PAPER = {
     "launch",
     "matmul",
     "messaging",
+    "planner",
     "report",
     "tracing",
 }

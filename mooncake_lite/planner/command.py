@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from mooncake_lite.config.machine import usable_cores
-from mooncake_lite.config.options import OUT_FILE, write_out
+from mooncake_lite.config.options import OUT_FILE, Bytes, write_out
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner import report
@@ -24,13 +24,12 @@ from mooncake_lite.planner.limits import Limit
 from mooncake_lite.planner.prices import Prices, cost_of, read_prices
 from mooncake_lite.planner.search import Search
 from mooncake_lite.planner.warnings import warnings_of
-from mooncake_lite.profiles.file import named_profile
+from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
 from mooncake_lite.simulator.cluster import Cluster
-from mooncake_lite.simulator.cluster_command import PROFILE, Bytes
 from mooncake_lite.simulator.sweep import processes
-from mooncake_lite.workloads.options import DIVIDE_LENGTHS, POSITIVE, adapted
+from mooncake_lite.workloads.options import POSITIVE, chosen_trace, played_options
 from mooncake_lite.workloads.rescale import sped
-from mooncake_lite.workloads.traces import Trace, read_trace
+from mooncake_lite.workloads.traces import Trace
 from scheduler.placement import POLICIES
 
 REPLAYED = [name for name in POLICIES if name not in ("dynamo", "topology")]
@@ -61,12 +60,11 @@ class LimitType(click.ParamType):
 @click.option("--slo-ttft-ms", "ttft", type=LimitType(), required=True, help="MS@SHARE, as 2000@0.9.")
 @click.option("--slo-tbt-ms", "tbt", type=LimitType(), required=True,
               help="MS@SHARE, of the mean of a request's slowest tenth of gaps.")  # fmt: skip
-@click.option("--profile", default=PROFILE, show_default=True, help="Of the machines: a file or a name.")
+@click.option(
+    "--profile", default=PAPER_MACHINES, show_default=True, help="Of the machines: a file or a name."
+)
 @click.option("--rate", type=POSITIVE, help="Requests per second.  [default: the workload's own]")
-@click.option("--spread", is_flag=True, help="Spread arrivals within the trace's ticks of 3 s.")
-@DIVIDE_LENGTHS
-@click.option("--limit-requests", type=click.IntRange(2), help="Plan for the first requests alone.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True)
+@played_options
 @click.option("--policy", default="kvcache-centric", show_default=True, type=click.Choice(REPLAYED))
 @click.option("--node-dram", default="1TB", show_default=True, type=Bytes(),
               help="Lent to the pool by each node that prefills.")  # fmt: skip
@@ -100,7 +98,7 @@ def plan(workload: Path, json_file: Path | None, plot_folder: Path | None, **wor
 
 def asked_trace(path: Path, words: dict[str, Any]) -> Trace:
     """Read the workload that the options describe. Raises TraceError and ConfigError."""
-    trace = adapted(read_trace(path), {**words, "speed": 1.0})
+    trace = chosen_trace(path, words)
     rate = jobs_of(trace).rate
     if len(trace.requests) < 2 or rate == float("inf"):
         raise ConfigError(
@@ -127,10 +125,11 @@ def asked_prices(path: Path | None) -> Prices:
 
 def answer_of(
     cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, prices: Prices, quick: bool, jobs: int | None
-) -> report.Answer:
+) -> report.Planned:
     """Look for the answer. quick: without simulations; jobs: processes; None: one per core."""
     first = First(cluster, jobs_of(trace, None), ttft, tbt)
     search = Search(cluster, trace, ttft, tbt)
+    first.check()
     guess = first.guess()
     replayed = search.smallest(guess)
     at_once, runs = jobs or usable_cores(), 0 if quick else MOST_SIMULATIONS
@@ -147,7 +146,7 @@ def answer_of(
             told()
     dram = least_dram(search, nodes)
     jobs_there = jobs_of(trace, cluster.node_blocks * nodes[0])
-    return report.Answer(
+    return report.Planned(
         cluster, trace, jobs_there, ttft, tbt, guess, replayed, simulated, nodes, search.found,
         first.to_spare(nodes), dram, off, prices, cost_of(prices, nodes, dram, jobs_there),
         warnings_of(search, first, nodes, jobs_there),

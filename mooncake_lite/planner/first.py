@@ -11,6 +11,7 @@ from math import inf
 import numpy as np
 
 from mooncake_lite.engine.by_layers import GROUPS
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner import forms
 from mooncake_lite.planner.jobs import Jobs, compute_s
 from mooncake_lite.planner.limits import Limit, Nodes
@@ -21,6 +22,9 @@ MOST_NODES = 64
 """Of a kind, to begin with: a search goes on from there."""
 
 MOST_SPEED = 64.0
+
+ROOM = 0.01
+"""How much less than a share is still tried: what runs alone is known to a hundredth of the requests."""
 
 
 class First:
@@ -44,9 +48,35 @@ class First:
         gaps_s = np.diff(jobs.arrived_s)
         self.variation = float(gaps_s.var() / gaps_s.mean() ** 2) if gaps_s.any() else 1.0
 
+    def check(self) -> None:
+        """Raise ConfigError where too many requests would miss a limit on an empty cluster of any size.
+
+        There a prompt takes its pass, with all that can be reused; a first gap takes two steps and a load.
+        """
+        cost, over = self._costs.decode, self._over
+        step_s = cost.base_s + cost.per_sequence_s + cost.per_key_s * self._jobs.tokens + over.step_s
+        gap_s = self._stored_s + self._load_s + forms.STEPS * step_s
+        alone = (
+            ("first tokens", self._ttft, self.compute_s + over.step_s + over.request_s),
+            ("gaps", self._tbt, forms.tbt_s(self._jobs.answer, step_s, gap_s)),
+        )
+        for what, limit, seconds in alone:
+            share = float(np.mean(seconds <= limit.seconds))
+            if share < limit.share - ROOM:
+                raise ConfigError(
+                    f"no number of nodes keeps the limit on {what}: {limit.share:.1%} within "
+                    f"{limit.seconds * 1e3:g} ms are wanted, and alone on such machines {share:.1%} are"
+                )
+
     def guess(self) -> Nodes:
         """Return the smallest numbers of nodes that keep the limits."""
         return _least(self.prefills_keep), _least(self.decodes_keep)
+
+    def load(self) -> tuple[float, float]:
+        """Return how many nodes are busy in the mean: with prompts, and with what sequences add to steps."""
+        jobs, cost = self._jobs, self._costs.decode
+        each_s = (jobs.answer - 1) * (cost.per_sequence_s + cost.per_key_s * (jobs.tokens + jobs.answer / 2))
+        return jobs.rate * float(self.service_s.mean()), jobs.rate * float(each_s.mean())
 
     def wait(self, count: int, speed: float = 1.0) -> forms.Wait:
         """Return the wait for so many nodes that prefill. speed: of the arrivals."""
@@ -73,8 +103,12 @@ class First:
     def decodes_keep(self, count: int, speed: float = 1.0) -> bool:
         """Tell whether so many nodes that decode keep the limit on gaps, and have memory for their KV."""
         jobs, step_s = self._jobs, self.step(count, speed).step_s
+        if step_s == inf:
+            return False
         most = self._cluster.kv_bytes * self._cluster.block_tokens // self._cluster.layout.nbytes
-        if not forms.fits(speed * jobs.rate / count, jobs.tokens, jobs.answer, step_s, most):
+        base_s = self._costs.decode.base_s + self._over.step_s
+        held = forms.kv_tokens(speed * jobs.rate / count, jobs.tokens, jobs.answer, step_s, base_s)
+        if not forms.fits(*held, most):
             return False
         return float(np.mean(self.gaps_s(count, speed)[1] <= self._tbt.seconds)) >= self._tbt.share
 

@@ -105,21 +105,27 @@ def decoding_of(
     return Decoding(per_s * step_s, context_per_s * step_s, step_s)
 
 
-def kv_tokens(rate: float, tokens: np.ndarray, answers: np.ndarray, step_s: float) -> tuple[float, float]:
+def kv_tokens(
+    rate: float, tokens: np.ndarray, answers: np.ndarray, step_s: float, base_s: float
+) -> tuple[float, float]:
     """Return mean and standard deviation of the tokens whose KV a node holds while it decodes.
 
-    Sequences come one by one and stay for their answers, whoever else is there (M/G/inf): the sum over them
-    has the mean rate x E[integral of tokens] and the variance rate x E[integral of their square].
+    If steps took equally long, sequences would come one by one and stay for their answers, whoever is there
+    (M/G/inf): the sum over them has the mean rate x E[integral of tokens] and the variance rate x E[integral
+    of their square]. But a full batch makes steps longer, and so itself fuller. The variance is larger by
+    step / base, which is 1 / (1 - load), as of a server that all share (M/G/1-PS).
+
+    base_s   of a step without sequences
     """
     length = np.maximum(answers - 1, 0).astype(float)
     first = length * (tokens + length / 2)
     second = length * (tokens**2 + tokens * length + length**2 / 3)
-    return rate * step_s * float(first.mean()), sqrt(rate * step_s * float(second.mean()))
+    variance = rate * step_s * float(second.mean()) * step_s / base_s
+    return rate * step_s * float(first.mean()), sqrt(variance)
 
 
-def fits(rate: float, tokens: np.ndarray, answers: np.ndarray, step_s: float, most: int) -> bool:
-    """Tell whether the KV of a decode node fits into so many tokens nearly always."""
-    mean, deviation = kv_tokens(rate, tokens, answers, step_s)
+def fits(mean: float, deviation: float, most: int) -> bool:
+    """Tell whether so many tokens have space for the KV of a decode node nearly always."""
     return mean + DEVIATIONS * deviation <= most
 
 
@@ -141,7 +147,7 @@ def tpot_s(answers: np.ndarray, step_s: float, gap_s: np.ndarray) -> np.ndarray:
     return (gap_s + (gaps - 1) * step_s) / gaps
 
 
-def tbt_s(answers: np.ndarray, step_s: float, gap_s: np.ndarray) -> np.ndarray:
+def tbt_s(answers: np.ndarray, step_s: float | np.ndarray, gap_s: np.ndarray) -> np.ndarray:
     """Return the mean of each request's slowest tenth of gaps: its first gap, and steps like all others.
 
     So an answer of up to eleven tokens is as slow as its first gap, and no number of decode nodes makes that

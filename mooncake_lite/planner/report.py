@@ -25,7 +25,7 @@ FIGURE = "plan.svg"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Planned:
     """A plan.
 
     guess      by closed forms; replayed: the smallest by replays; nodes: the answer
@@ -83,7 +83,7 @@ def check(folder: Path | None) -> None:
         check_plot(folder / FIGURE)
 
 
-def show(answer: Answer) -> None:
+def show(answer: Planned) -> None:
     """Print a plan."""
     console, jobs = wide_console(), answer.jobs
     reused = float(jobs.cached.sum() / jobs.tokens.sum())
@@ -114,7 +114,7 @@ def show(answer: Answer) -> None:
         console.print(f"warning: {warning}", highlight=False, markup=False)
 
 
-def _candidates(answer: Answer) -> Any:
+def _candidates(answer: Planned) -> Any:
     table = plain_table(
         "cluster", "how", "TTFT mean, s", "p90", f"within {answer.ttft}", "gaps p90, s",
         f"within {answer.tbt}", "what is in the way", left={"cluster", "how", "what is in the way"},
@@ -127,7 +127,7 @@ def _candidates(answer: Answer) -> Any:
     return table
 
 
-def _assumed(answer: Answer) -> str:
+def _assumed(answer: Planned) -> str:
     words = [f"{name} {rate * 8 / 1e9:g} Gbit/s (guessed)" for name, rate in answer.cluster.guesses.items()]
     if answer.simulated is not None and answer.simulated.outside:
         words.append(f"{answer.simulated.outside:.0%} of decode passes (extrapolated)")
@@ -136,7 +136,7 @@ def _assumed(answer: Answer) -> str:
     return f"not measured by the profile: {', '.join(words) or 'nothing'}"
 
 
-def _off(answer: Answer) -> Any:
+def _off(answer: Planned) -> Any:
     names = list(dict.fromkeys(name for name, _ in answer.off))
     table = plain_table(
         "if these take", f"{OFF:.0%} less", "as assumed", f"{OFF:.0%} more", left={"if these take"}
@@ -148,7 +148,7 @@ def _off(answer: Answer) -> Any:
     return table
 
 
-def to_dict(answer: Answer) -> dict[str, Any]:
+def to_dict(answer: Planned) -> dict[str, Any]:
     """Return a plan for JSON."""
     jobs = answer.jobs
     return {
@@ -173,7 +173,7 @@ def to_dict(answer: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def draw(answer: Answer, folder: Path) -> None:
+def draw(answer: Planned, folder: Path) -> None:
     """Draw the shares within each limit over the nodes of its kind."""
     file = io.BytesIO()
     with canvas(file, ".svg", "plan", (6, 5), 2, shared=False) as panels:

@@ -21,7 +21,7 @@ from mooncake_lite.workloads.traces import Trace
 MOST_ROUNDS = 4
 """Of the search: links join the numbers so loosely that two are enough, nearly always."""
 
-MOST_OF_A_KIND = 200
+MOST_OF_A_KIND = 400
 
 KINDS = ("first tokens", "gaps")
 """What the limit on each kind of nodes is about."""

@@ -1,0 +1,135 @@
+"""Replays of queues: beside the simulator, which nobody wrote for this, and by relations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mooncake_lite.planner.pool import Pool
+from mooncake_lite.planner.replay import Replayed, replay
+from mooncake_lite.planner.search import with_nodes
+from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
+from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.workloads.kinds import KINDS, made
+from mooncake_lite.workloads.rescale import sped
+from mooncake_lite.workloads.reuse import cached_tokens
+from mooncake_lite.workloads.traces import Trace
+
+CLUSTER = Cluster(profile=named_profile(PAPER_MACHINES), nodes={"prefill": 2, "decode": 2})
+
+
+def workload(kind: str, requests: int, rate: float, seed: int = 5) -> Trace:
+    return made(KINDS[kind], requests, rate, seed)
+
+
+def near(found: np.ndarray, wanted: np.ndarray, part: float, s: float = 0.02) -> None:
+    """Assert that mean and 90th percentile are within a part, or 20 ms."""
+    for figure in (np.mean, lambda values: np.quantile(values, 0.9)):
+        assert float(figure(found)) == pytest.approx(float(figure(wanted)), rel=part, abs=s)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "prefills", "decodes"),
+    [("rag", 3.0, 2, 2), ("code", 9.0, 3, 1), ("unique", 2.0, 3, 2), ("viral", 3.0, 3, 1)],
+)
+def test_a_replay_is_what_the_simulator_plays(kind: str, rate: float, prefills: int, decodes: int) -> None:
+    """At loads of 0.3 to 0.8. They share links and passes, and neither queues nor batches."""
+    cluster, trace = with_nodes(CLUSTER, (prefills, decodes)), workload(kind, 300, rate)
+    played, outcome = replay(cluster, trace), play(cluster, TraceSource(trace), 0)
+    records = outcome.records
+    near(played.ttft_s, np.array([one.ttft_s for one in records]), 0.1)
+    near(played.tpot_s, np.array([one.tpot_s for one in records]), 0.05, 0.001)
+    near(played.tbt_s, np.array([one.tbt_s for one in records]), 0.1, 0.002)
+    assert int(played.cached.sum()) == pytest.approx(outcome.reused["dram"], rel=0.03)
+    assert played.far_bytes == pytest.approx(outcome.bytes_moved["far"], rel=0.15)
+
+
+def test_links_that_are_slow_make_a_replay_slow_as_they_do_the_simulator() -> None:
+    cluster = replace(with_nodes(CLUSTER, (2, 2)), link_bytes_per_s=2e9)
+    trace = workload("rag", 200, 1.5)
+    played, records = replay(cluster, trace), play(cluster, TraceSource(trace), 0).records
+    near(played.tpot_s, np.array([one.tpot_s for one in records]), 0.1, 0.002)
+    fast = replay(with_nodes(CLUSTER, (2, 2)), trace)
+    assert played.tpot_s.mean() > 1.2 * fast.tpot_s.mean()
+
+
+def test_a_small_pool_reuses_less_in_a_replay_as_in_the_simulator() -> None:
+    small = replace(with_nodes(CLUSTER, (2, 2)), node_bytes=60 * CLUSTER.layout.nbytes)
+    trace = workload("rag", 300, 2.0)
+    played, outcome = replay(small, trace), play(small, TraceSource(trace), 0)
+    assert int(played.cached.sum()) == pytest.approx(outcome.reused["dram"], rel=0.15)
+    assert played.cached.sum() < 0.8 * replay(with_nodes(CLUSTER, (2, 2)), trace).cached.sum()
+
+
+@pytest.fixture(scope="module")
+def calm() -> tuple[Trace, Replayed]:
+    trace = workload("rag", 250, 2.0)
+    return trace, replay(with_nodes(CLUSTER, (4, 3)), trace)
+
+
+@pytest.mark.quick
+def test_unsaturated_more_of_what_serves_never_makes_first_tokens_later(calm: tuple[Trace, Replayed]) -> None:
+    trace, played = calm
+    for nodes in ((5, 3), (4, 4), (8, 6)):
+        assert replay(with_nodes(CLUSTER, nodes), trace).ttft_s.mean() <= 1.01 * played.ttft_s.mean()
+    faster = replace(with_nodes(CLUSTER, (4, 3)), link_bytes_per_s=1e12)
+    assert replay(faster, trace).tpot_s.mean() <= 1.001 * played.tpot_s.mean()
+
+
+@pytest.mark.quick
+def test_a_doubled_rate_on_a_doubled_cluster_never_waits_longer() -> None:
+    trace = workload("unique", 400, 1.5)
+    once = replay(with_nodes(CLUSTER, (2, 2)), trace)
+    twice = replay(with_nodes(CLUSTER, (4, 4)), sped(trace, 2.0))
+    assert twice.ttft_s.mean() < once.ttft_s.mean()
+
+
+@pytest.mark.quick
+def test_a_replay_is_the_same_each_time_and_reuses_no_more_than_there_is(
+    calm: tuple[Trace, Replayed],
+) -> None:
+    trace, played = calm
+    again = replay(with_nodes(CLUSTER, (4, 3)), trace)
+    assert again.ttft_s.tolist() == played.ttft_s.tolist()
+    assert again.tbt_s.tolist() == played.tbt_s.tolist()
+    assert (played.cached <= cached_tokens(trace)).all()
+    assert played.cached.sum() > 0
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("policy", ["least-loaded", "random", "round-robin", "local-cache", "global-cache"])
+def test_every_policy_that_is_offered_can_be_replayed(policy: str, calm: tuple[Trace, Replayed]) -> None:
+    trace, played = calm
+    other = replay(replace(with_nodes(CLUSTER, (4, 3)), policy=policy), trace)
+    assert other.cached.sum() <= 1.05 * played.cached.sum()
+    assert other.ttft_s.min() > 0
+
+
+@pytest.mark.quick
+def test_an_answer_of_one_token_is_not_decoded() -> None:
+    trace = workload("rag", 40, 2.0)
+    requests = [type(one)(one.timestamp, one.input_length, 1, one.hash_ids) for one in trace.requests]
+    played = replay(CLUSTER, Trace(requests))
+    assert not played.tpot_s.any()
+    assert not played.tbt_s.any()
+    assert played.context == 0
+
+
+@pytest.mark.quick
+def test_a_pool_keeps_prefixes_on_their_nodes_and_lets_the_oldest_go() -> None:
+    pool = Pool(2, 3)
+    pool.put(0, [1, 2, 3])
+    pool.put(0, [1, 2, 4])  # no space: on the other node
+    assert pool.leading([1, 2, 4, 5]) == (3, {0: 2})
+    assert pool.places([1, 4, 9], 1) == [0, 1, -1]
+    pool.copy(1, [1, 2, 3])
+    assert pool.leading([1, 2, 3]) == (3, {0: 3, 1: 2})
+    assert pool.sources([1, 2, 3], 1) == {1: 2, 0: 1}
+    pool.used([1, 2, 3], 0)
+    pool.put(0, [7])  # both are full: of the other node, where nothing was used
+    assert not pool.has(7) or pool.places([7], 0) == [1]
+    assert [pool.has(one) for one in (1, 2, 3)] == [True] * 3
