@@ -1,11 +1,11 @@
-"""Measures how often `mooncake-lite plan` is right: its smallest clusters beside those of the simulator alone.
+"""Measures how often `mooncake-lite plan` is right: its smallest clusters beside those of many simulations.
 
     python docs/tools/measure_plan.py [--trace FILE] [--only KIND] --json docs/reference/measured/plan.json
 
 Each cell is a workload at a rate, with limits of 1.2 or 3 times the 90th percentiles of an empty cluster. The
-truth is where simulations lead that start at the plan's answer and stop where one node fewer of each kind does
-not keep the limits; no number of them is set. Beside it: closed forms, replays of queues, the whole plan with at
-most four simulations, and the rule "load rounded up, plus one".
+truth is where simulations lead that start at the plan's answer and end where one node fewer of either kind
+does not keep the limits, however many it takes. Beside it: closed forms, replays of queues, the plan with at most
+four simulations, and the rule "load rounded up, plus one".
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ MOST = 24
 CELLS: dict[str, tuple[str, int, float]] = {
     "conversation": ("", 1500, 2.5), "conversation, slow": ("", 1500, 1.5), "rag": ("rag", 1500, 10.0),
     "rag, fast": ("rag", 2000, 16.0), "code": ("code", 2500, 60.0), "viral": ("viral", 1500, 8.0),
-    "viral, fast": ("viral", 2000, 14.0), "unique": ("unique", 1500, 4.0), "unique, fast": ("unique", 2000, 6.0),
+    "viral, fast": ("viral", 2000, 14.0), "unique": ("unique", 1500, 4.0),
+    "unique, fast": ("unique", 2000, 6.0),
     "agents": ("agents", 1000, 0.8), "reasoning": ("reasoning", 400, 1.0),
 }  # fmt: skip
 """name -> kind of `workload make`, "" for the trace, requests, and requests per second."""
@@ -56,17 +57,17 @@ def trace_of(kind: str, requests: int, rate: float, path: Path | None) -> Trace:
     return sped(found, rate / jobs_of(found).rate)
 
 
-def truth_of(
-    cluster: Cluster, trace: Trace, limits: tuple[Limit, Limit], begin: Nodes, executor: Executor
-) -> Any:
+def truth_of(search: Search, begin: Nodes, executor: Executor) -> Any:
     """Return the smallest cluster by simulations, that of a plan with a few of them, and all simulations."""
+    limits = search.ttft, search.tbt
     found: dict[Nodes, Found] = {}
     planned: Nodes | None = None
-    while len(found) < MOST and (nodes := wanted(found, begin, *limits)):
+    while len(found) < MOST and (nodes := wanted(search, found, begin)):
         for one in nodes[:2]:
             if len(found) == MOST_SIMULATIONS:
                 planned = _best(found, limits) or begin
-            found[one], _ = executor.submit(simulate, with_nodes(cluster, one), trace, *limits).result()
+            run = executor.submit(simulate, with_nodes(search.cluster, one), search.trace, *limits)
+            found[one], _ = run.result()
     truth = _best(found, limits)
     return truth, planned or truth, len(found)
 
@@ -89,7 +90,7 @@ def cell(name: str, factor: float, path: Path | None, executor: Executor) -> dic
     first, search = First(cluster, jobs_of(trace), *limits), Search(cluster, trace, *limits)
     guess = first.guess()
     replayed = search.smallest(guess).nodes
-    truth, planned, simulations = truth_of(cluster, trace, limits, replayed, executor)
+    truth, planned, simulations = truth_of(search, replayed, executor)
     load = first.load()
     rule = tuple(ceil(one) + 1 for one in load)
     print(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner.limits import Found, Limit, Nodes
-from mooncake_lite.planner.search import Search, around, changed, with_nodes
+from mooncake_lite.planner.search import Search, around, with_nodes
 from mooncake_lite.planner.simulate import simulate
 from mooncake_lite.profiles.file import MovesSection
 from mooncake_lite.simulator.cluster import Cluster
@@ -36,40 +36,40 @@ class Simulated:
 
 
 def confirm(
-    cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, begin: Nodes, executor: Executor, at_once: int,
-    told: Callable[[], None],
-) -> Simulated:  # fmt: skip
+    search: Search, begin: Nodes, executor: Executor, at_once: int, told: Callable[[], None]
+) -> Simulated:
     """Simulate a candidate and those around it, at most MOST_SIMULATIONS, several at once.
 
     Where it keeps the limits, those with one node fewer follow, and one of these that keeps them takes its
-    place. Where it does not, it gets one node more of the kind that is short.
+    place. Where it does not, it gets more nodes of the kind that is short.
     """
+    cluster, trace, limits = search.cluster, search.trace, (search.ttft, search.tbt)
     found: dict[Nodes, Found] = {}
     outside = 0.0
-    while len(found) < MOST_SIMULATIONS and (next_ones := wanted(found, begin, ttft, tbt)):
+    while len(found) < MOST_SIMULATIONS and (next_ones := wanted(search, found, begin)):
         batch = next_ones[: min(at_once, MOST_SIMULATIONS - len(found))]
-        runs = [executor.submit(simulate, with_nodes(cluster, one), trace, ttft, tbt) for one in batch]
+        runs = [executor.submit(simulate, with_nodes(cluster, one), trace, *limits) for one in batch]
         for nodes, run in zip(batch, runs):
             found[nodes], share = run.result()
             outside = max(outside, share)
             told()
-    good = [one for one in found.values() if one.keeps(ttft, tbt)]
-    return Simulated(min(good, key=lambda one: sum(one.nodes), default=None), found, outside)
+    good = [one for one in found.values() if one.keeps(*limits)]
+    return Simulated(min(good, key=lambda one: (sum(one.nodes), one.nodes), default=None), found, outside)
 
 
-def wanted(found: dict[Nodes, Found], begin: Nodes, ttft: Limit, tbt: Limit) -> list[Nodes]:
+def wanted(search: Search, found: dict[Nodes, Found], begin: Nodes) -> list[Nodes]:
     """Return the candidates to be simulated next, the most important one first; [] where all is known."""
     nodes = begin
-    for _ in range(2 * MOST_SIMULATIONS):
+    for _ in range(2 * len(found) + 2):
         if nodes not in found:
             return [nodes, *(one for one in around(nodes) if one not in found)]
-        here = found[nodes]
-        if not here.keeps(ttft, tbt):
-            kind = int(here.ttft >= ttft.share)
-            nodes = changed(nodes, kind, nodes[kind] + 1)
+        if not found[nodes].keeps(search.ttft, search.tbt):
+            nodes = search.grown(found[nodes])
             continue
         fewer = around(nodes)
-        better = next((one for one in fewer if one in found and found[one].keeps(ttft, tbt)), None)
+        better = next(
+            (one for one in fewer if one in found and found[one].keeps(search.ttft, search.tbt)), None
+        )
         if better is None:
             return [one for one in fewer if one not in found]
         nodes = better

@@ -136,7 +136,7 @@ def answer_of(
     with counted("runs", runs + 2 * len(ASSUMED)) as told, processes(at_once, mpi=False) as executor:
         simulated = None
         if not quick:
-            simulated = confirm(cluster, trace, ttft, tbt, replayed.nodes, executor, at_once, told)
+            simulated = confirm(search, replayed.nodes, executor, at_once, told)
         nodes = simulated.best.nodes if simulated and simulated.best else replayed.nodes
         tries = [(name, factor) for name in ASSUMED for factor in (1 - OFF, 1 + OFF)]
         asked = [executor.submit(moved, cluster, trace, ttft, tbt, nodes, *one) for one in tries]

@@ -23,6 +23,8 @@ MOST_ROUNDS = 4
 
 MOST_OF_A_KIND = 400
 
+MOST_MORE = 4
+
 KINDS = ("first tokens", "gaps")
 """What the limit on each kind of nodes is about."""
 
@@ -74,12 +76,29 @@ class Search:
         one = self.at(nodes)
         return one.fits and one.tbt >= self.tbt.share if kind else one.ttft >= self.ttft.share
 
+    def grown(self, one: Found) -> Nodes:
+        """Return the next candidate after a simulated one that does not keep the limits.
+
+        It has more nodes of the kind that is short, MOST_MORE at most: so many that a replay keeps the limit
+        by as much as the replay here promised too much.
+        """
+        kind = int(one.ttft >= self.ttft.share)
+        share, limit = (self.tbt.share, "tbt") if kind else (self.ttft.share, "ttft")
+        missing = getattr(self.at(one.nodes), limit) - getattr(one, limit)
+        for more in range(1, MOST_MORE + 1):
+            nodes = changed(one.nodes, kind, one.nodes[kind] + more)
+            if getattr(self.at(nodes), limit) - missing >= share:
+                break
+        return nodes
+
     def _walk(self, nodes: Nodes, kind: int) -> Nodes:
         """Return the candidate with the least number of nodes of a kind that keeps its limit."""
         count = nodes[kind]
         if self.keeps(nodes, kind):
-            while count > 1 and self.keeps(changed(nodes, kind, count - 1), kind):
-                count -= 1
+            while fewer := next(
+                (n for n in self._below(count) if self.keeps(changed(nodes, kind, n), kind)), 0
+            ):
+                count = fewer
             return changed(nodes, kind, count)
         low, high = count, count + 1
         while not self.keeps(changed(nodes, kind, high), kind):
@@ -90,6 +109,11 @@ class Search:
             middle = (low + high) // 2
             low, high = (low, middle) if self.keeps(changed(nodes, kind, middle), kind) else (middle, high)
         return changed(nodes, kind, high)
+
+    @staticmethod
+    def _below(count: int) -> range:
+        """Return the numbers to look at for fewer nodes: two, because shares are not quite monotonous."""
+        return range(count - 1, max(0, count - 3), -1)
 
     def _best(self, kind: int) -> str:
         """Say how near to a limit any candidate has come."""

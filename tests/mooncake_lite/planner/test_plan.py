@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,21 +74,22 @@ def test_a_limit_that_no_cluster_keeps_is_refused_with_how_near_it_came() -> Non
 
 
 def test_a_candidate_that_keeps_the_limits_is_followed_by_those_with_one_node_fewer() -> None:
-    known: dict[Nodes, Found] = {}
-    assert wanted(known, (4, 3), TTFT, TBT) == [(4, 3), (3, 3), (4, 2)]
+    known, search = dict[Nodes, Found](), Drawn((4, 3))
+    assert wanted(search, known, (4, 3)) == [(4, 3), (3, 3), (4, 2)]
     known[4, 3], known[3, 3] = found((4, 3)), found((3, 3), ttft=False)
-    assert wanted(known, (4, 3), TTFT, TBT) == [(4, 2)]
+    assert wanted(search, known, (4, 3)) == [(4, 2)]
     known[4, 2] = found((4, 2))  # better: go on from there
-    assert wanted(known, (4, 3), TTFT, TBT) == [(3, 2), (4, 1)]
+    assert wanted(search, known, (4, 3)) == [(3, 2), (4, 1)]
     known[3, 2], known[4, 1] = found((3, 2), ttft=False), found((4, 1), tbt=False)
-    assert wanted(known, (4, 3), TTFT, TBT) == []
+    assert wanted(search, known, (4, 3)) == []
 
 
 def test_a_candidate_that_does_not_gets_one_more_node_of_the_kind_that_is_short() -> None:
-    known = {(4, 3): found((4, 3), ttft=False)}
-    assert wanted(known, (4, 3), TTFT, TBT)[0] == (5, 3)
-    known[5, 3] = found((5, 3), tbt=False)
-    assert wanted(known, (4, 3), TTFT, TBT)[0] == (5, 4)
+    known, search = {(4, 3): found((4, 3), ttft=False)}, Drawn((1, 1))
+    search.at = lambda nodes: Found(nodes, 0.95, 0.95 + 0.1 * (nodes[1] > 4), (0.5, 1.0), (0.05, 0.06))  # type: ignore[method-assign]
+    assert wanted(search, known, (4, 3))[0] == (8, 3)  # replays promise 0.45 too much for any number
+    known[8, 3] = replace(found((8, 3)), tbt=0.87)
+    assert wanted(search, known, (4, 3))[0] == (8, 5)  # 0.08 too much, which five nodes have to spare
 
 
 def test_a_simulation_that_cannot_keep_a_limit_is_stopped_early() -> None:
