@@ -4,8 +4,8 @@
 
 Each cell is a workload at a rate, with limits of 1.2 or 3 times the 90th percentiles of an empty cluster. The
 truth is where simulations lead that start at the plan's answer and end where one node fewer of either kind
-does not keep the limits, however many it takes. Beside it: closed forms, replays of queues, the plan with at most
-four simulations, and the rule "load rounded up, plus one".
+does not keep the limits, however many it takes. Beside it: closed forms, replays of queues, the plan with at
+most four simulations, and the rule "load rounded up, plus one".
 """
 
 from __future__ import annotations

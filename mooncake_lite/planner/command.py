@@ -22,6 +22,7 @@ from mooncake_lite.planner.first import First
 from mooncake_lite.planner.jobs import jobs_of
 from mooncake_lite.planner.limits import Limit
 from mooncake_lite.planner.prices import Prices, cost_of, read_prices
+from mooncake_lite.planner.roofline import roofline_of
 from mooncake_lite.planner.search import Search
 from mooncake_lite.planner.warnings import warnings_of
 from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
@@ -149,5 +150,6 @@ def answer_of(
     return report.Planned(
         cluster, trace, jobs_there, ttft, tbt, guess, replayed, simulated, nodes, search.found,
         first.to_spare(nodes), dram, off, prices, cost_of(prices, nodes, dram, jobs_there),
+        roofline_of(cluster, jobs_there, first.step(nodes[1]).step_s, tbt.seconds),
         warnings_of(search, first, nodes, jobs_there),
     )  # fmt: skip

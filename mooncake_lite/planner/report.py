@@ -13,10 +13,12 @@ import msgspec
 from mooncake_lite.config.options import write_out
 from mooncake_lite.config.progress import plain_table, wide_console
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.planner import roofline
 from mooncake_lite.planner.answer import OFF, Simulated
 from mooncake_lite.planner.jobs import Jobs
 from mooncake_lite.planner.limits import Found, Limit, Nodes
 from mooncake_lite.planner.prices import Cost, Prices
+from mooncake_lite.planner.roofline import Roofline
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.figure import canvas, check_plot
 from mooncake_lite.workloads.traces import Trace
@@ -50,6 +52,7 @@ class Planned:
     off: Mapping[tuple[str, float], Nodes | None]
     prices: Prices
     cost: Cost
+    roofline: Roofline
     warnings: list[str]
 
     @property
@@ -105,6 +108,7 @@ def show(answer: Planned) -> None:
         "node that prefills keep the limits",
         f"cost: {cost.per_hour:,.4g} {answer.prices.currency} an hour; {cost.per_million_input:.3g} per "
         f"million tokens in, {cost.per_million_output:.3g} per million out",
+        _roofline(answer.roofline, answer.tbt),
         _assumed(answer),
         _off(answer),
     ]
@@ -125,6 +129,17 @@ def _candidates(answer: Planned) -> Any:
             f"{one.tbt_s[1]:.3f}", f"{one.tbt:.1%}", one.lacks(answer.ttft, answer.tbt) or "nothing",
         )  # fmt: skip
     return table
+
+
+def _roofline(line: Roofline, limit: Limit) -> str:
+    chunks = "no chunk of a prompt"
+    if line.chunk_tokens:
+        chunks = f"chunks of {line.chunk_tokens} tokens, in which a prompt takes {line.slowdown:.0%} longer"
+    return (
+        f"roofline: KV of the median prompt, {line.tokens:,} tokens, is loaded faster than computed above "
+        f"{line.least_bytes_per_s / 1e9:.2g} GB/s; moving prefixes is {line.transfer_share:.0%} of prompts' time; "
+        f"nodes that do both would keep gaps within {limit.seconds * 1e3:g} ms with {chunks}"
+    )
 
 
 def _assumed(answer: Planned) -> str:
@@ -166,6 +181,7 @@ def to_dict(answer: Planned) -> dict[str, Any]:
         "balance": answer.balance,
         "node_dram_bytes": answer.dram,
         "cost": {**msgspec.structs.asdict(answer.cost), "currency": answer.prices.currency},
+        "roofline": asdict(answer.roofline),
         "guessed": answer.cluster.guesses,
         "extrapolated": {"decode": answer.simulated.outside if answer.simulated else None},
         "off": [{"what": one[0], "factor": one[1], "nodes": nodes} for one, nodes in answer.off.items()],
@@ -174,7 +190,7 @@ def to_dict(answer: Planned) -> dict[str, Any]:
 
 
 def draw(answer: Planned, folder: Path) -> None:
-    """Draw the shares within each limit over the nodes of its kind."""
+    """Draw the shares within each limit over the nodes of its kind, and the roofline."""
     file = io.BytesIO()
     with canvas(file, ".svg", "plan", (6, 5), 2, shared=False) as panels:
         for kind, (axes, limit) in enumerate(zip(panels, (answer.ttft, answer.tbt))):
@@ -199,3 +215,4 @@ def draw(answer: Planned, folder: Path) -> None:
     except OSError as error:
         raise ConfigError(f"--plot {folder}: {(error.strerror or str(error)).lower()}") from None
     write_out("--plot", folder / FIGURE, file.getvalue())
+    write_out("--plot", folder / "roofline.svg", roofline.draw(answer.cluster, answer.roofline))

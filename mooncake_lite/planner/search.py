@@ -95,11 +95,9 @@ class Search:
         """Return the candidate with the least number of nodes of a kind that keeps its limit."""
         count = nodes[kind]
         if self.keeps(nodes, kind):
-            while fewer := next(
-                (n for n in self._below(count) if self.keeps(changed(nodes, kind, n), kind)), 0
-            ):
-                count = fewer
-            return changed(nodes, kind, count)
+            while fewer := self._fewer(nodes, kind):
+                nodes = fewer
+            return nodes
         low, high = count, count + 1
         while not self.keeps(changed(nodes, kind, high), kind):
             low, high = high, 2 * high - low + 1
@@ -110,10 +108,11 @@ class Search:
             low, high = (low, middle) if self.keeps(changed(nodes, kind, middle), kind) else (middle, high)
         return changed(nodes, kind, high)
 
-    @staticmethod
-    def _below(count: int) -> range:
-        """Return the numbers to look at for fewer nodes: two, because shares are not quite monotonous."""
-        return range(count - 1, max(0, count - 3), -1)
+    def _fewer(self, nodes: Nodes, kind: int) -> Nodes | None:
+        """Return a candidate that does with one or two nodes fewer: shares are not quite monotonous."""
+        counts = range(nodes[kind] - 1, max(0, nodes[kind] - 3), -1)
+        fewer = (changed(nodes, kind, count) for count in counts)
+        return next((one for one in fewer if self.keeps(one, kind)), None)
 
     def _best(self, kind: int) -> str:
         """Say how near to a limit any candidate has come."""
