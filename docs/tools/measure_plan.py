@@ -29,7 +29,9 @@ from mooncake_lite.planner.search import Search, with_nodes
 from mooncake_lite.planner.simulate import simulate
 from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
 from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.sweep import processes
+from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.workloads.kinds import KINDS, made
 from mooncake_lite.workloads.rescale import sped, spread
 from mooncake_lite.workloads.traces import Trace, read_trace
@@ -115,13 +117,67 @@ def cell(name: str, factor: float, path: Path | None, executor: Executor) -> dic
     }  # fmt: skip
 
 
+COMPARED: dict[str, tuple[str, int, float, list[Nodes]]] = {
+    "conversation": ("", 1500, 2.94, [(8, 8), (6, 6), (5, 3)]),
+    "code": ("code", 1500, 10.0, [(3, 1), (4, 2)]),
+    "rag": ("rag", 1500, 4.0, [(3, 2), (4, 1)]), "viral": ("viral", 1500, 4.0, [(3, 2)]),
+    "unique": ("unique", 1500, 3.0, [(4, 2)]), "reasoning": ("reasoning", 400, 1.0, [(1, 8)]),
+    "flood": ("flood", 1500, 3.0, [(60, 20)]), "agents": ("agents", 1200, 1.0, [(10, 8), (8, 6)]),
+}  # fmt: skip
+"""name -> as in CELLS, and the clusters on which a replay is compared with a simulation."""
+
+
+def compare(path: Path | None) -> None:
+    """Print replays beside simulations, and closed forms of decode beside them, as rows of a page's table."""
+    machines = named_profile(PAPER_MACHINES)
+    for name, (kind, requests, rate, clusters) in COMPARED.items():
+        trace = trace_of(kind, requests, rate, path)
+        for nodes in clusters:
+            sizes = {"prefill": nodes[0], "decode": nodes[1]}
+            cluster = Cluster(profile=machines, nodes=sizes, block_tokens=trace.block_tokens)
+            outcome, played = play(cluster, TraceSource(trace), 0), replay(cluster, trace)
+            limit = Limit(1.0, 0.9)
+            forms = First(cluster, jobs_of(trace), limit, limit).gaps_s(nodes[1])
+            span_s = trace.requests[-1].timestamp / 1e3
+            records = outcome.records
+            ttft_s = np.array([one.ttft_s for one in records])
+            tpot_s, tbt_s = (
+                np.array([getattr(one, what) for one in records]) for what in ("tpot_s", "tbt_s")
+            )
+            off = [
+                _off(played.ttft_s.mean(), ttft_s.mean()), _off(_p90(played.ttft_s), _p90(ttft_s)),
+                _off(played.tpot_s.mean(), tpot_s.mean()), _off(_p90(played.tbt_s), _p90(tbt_s)),
+                _off(forms[0].mean(), tpot_s.mean()), _off(_p90(forms[1]), _p90(tbt_s)),
+            ]  # fmt: skip
+            far = outcome.bytes_moved["far"] / span_s / min(nodes) / cluster.costs.transfer.far_bytes_per_s
+            busy = outcome.prefill_s / span_s / nodes[0]
+            mean, tail, *others = off
+            cells = [
+                name, f"{nodes[0]}P{nodes[1]}D", f"{busy:.2f}", f"{far:.2f}", f"{ttft_s.mean():.3f} s", mean,
+                f"{_p90(ttft_s):.3f} s", tail, *others,
+            ]  # fmt: skip
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _p90(values: np.ndarray) -> float:
+    return float(np.quantile(values, 0.9))
+
+
+def _off(found: float, wanted: float) -> str:
+    return f"{100 * (found / wanted - 1):.1f} %"
+
+
 @click.command()
+@click.option("--replays", is_flag=True, help="Compare replays with simulations instead.")
 @click.option("--trace", type=click.Path(path_type=Path, exists=True))
 @click.option("--only", multiple=True)
 @click.option("--jobs", default=2)
 @click.option("--json", "json_file", type=click.Path(path_type=Path))
-def main(trace: Path | None, only: tuple[str, ...], jobs: int, json_file: Path | None) -> None:
+def main(replays: bool, trace: Path | None, only: tuple[str, ...], jobs: int, json_file: Path | None) -> None:
     """Measure all cells, and print how often each way is right."""
+    if replays:
+        compare(trace)
+        return
     wanted_cells = [(name, factor) for name in CELLS if not only or name in only for factor in (1.2, 3.0)]
     with processes(jobs, mpi=False) as executor, ThreadPoolExecutor(jobs) as threads:
         rows = list(threads.map(lambda one: cell(*one, trace, executor), wanted_cells))

@@ -142,9 +142,9 @@ def first_gap_s(rate: float, step_s: float, stored_s: np.ndarray, load_s: np.nda
 
 
 def tpot_s(answers: np.ndarray, step_s: float, gap_s: np.ndarray) -> np.ndarray:
-    """Return each request's mean gap. gap_s: its first one; all others are steps."""
+    """Return each request's mean gap, 0 for one token. gap_s: its first one; all others are steps."""
     gaps = np.maximum(answers - 1, 1)
-    return (gap_s + (gaps - 1) * step_s) / gaps
+    return np.where(answers > 1, (gap_s + (gaps - 1) * step_s) / gaps, 0.0)
 
 
 def tbt_s(answers: np.ndarray, step_s: float | np.ndarray, gap_s: np.ndarray) -> np.ndarray:
@@ -154,7 +154,7 @@ def tbt_s(answers: np.ndarray, step_s: float | np.ndarray, gap_s: np.ndarray) ->
     shorter than two steps and one load.
     """
     slow = np.ceil(np.maximum(answers - 1, 1) / 10)
-    return (gap_s + (slow - 1) * step_s) / slow
+    return np.where(answers > 1, (gap_s + (slow - 1) * step_s) / slow, 0.0)
 
 
 def mean_ttft_s(wait: Wait, service_s: np.ndarray) -> float:

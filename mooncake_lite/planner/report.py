@@ -137,8 +137,8 @@ def _roofline(line: Roofline, limit: Limit) -> str:
         chunks = f"chunks of {line.chunk_tokens} tokens, in which a prompt takes {line.slowdown:.0%} longer"
     return (
         f"roofline: KV of the median prompt, {line.tokens:,} tokens, is loaded faster than computed above "
-        f"{line.least_bytes_per_s / 1e9:.2g} GB/s; moving prefixes is {line.transfer_share:.0%} of prompts' time; "
-        f"nodes that do both would keep gaps within {limit.seconds * 1e3:g} ms with {chunks}"
+        f"{line.least_bytes_per_s / 1e9:.2g} GB/s; moving prefixes is {line.transfer_share:.0%} of prompts' "
+        f"time; nodes that do both would keep gaps within {limit.seconds * 1e3:g} ms with {chunks}"
     )
 
 

@@ -98,13 +98,9 @@ def test_no_batch_is_stable_that_adds_more_than_a_step_to_a_step() -> None:
 
 
 def test_short_answers_are_as_slow_as_their_first_gap() -> None:
-    answers, gap_s = np.array([2, 11, 12, 101]), np.full(4, 0.5)
-    assert forms.tbt_s(answers, 0.03, gap_s).tolist() == pytest.approx(
-        [0.5, 0.5, 0.265, (0.5 + 9 * 0.03) / 10]
-    )
-    assert forms.tpot_s(answers, 0.03, gap_s).tolist() == pytest.approx(
-        [0.5, 0.077, 0.5 / 11 + 0.3 / 11, 0.0347]
-    )
+    answers, gap_s = np.array([2, 11, 12, 101, 1]), np.full(5, 0.5)
+    assert forms.tbt_s(answers, 0.03, gap_s).tolist() == pytest.approx([0.5, 0.5, 0.265, 0.077, 0])
+    assert forms.tpot_s(answers, 0.03, gap_s).tolist() == pytest.approx([0.5, 0.077, 0.8 / 11, 0.0347, 0])
 
 
 def test_more_of_what_serves_never_waits_longer() -> None:
