@@ -72,6 +72,7 @@ class LimitType(click.ParamType):
 @click.option("--kv-cache-bytes", default="320GiB", show_default=True, type=Bytes(),
               help="Memory for the KV pages of a node.")  # fmt: skip
 @click.option("--link-gbps", type=POSITIVE, help="Of a node's link, each way.  [default: the profile's]")
+@click.option("--one-node", is_flag=True, help="All ranks are on one node, as on a laptop.")
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path),
               help="TOML: prefill_node_hour, decode_node_hour, dram_gb_hour, currency.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Closed forms and replays of queues alone, no simulations.")
@@ -113,7 +114,7 @@ def asked_cluster(trace: Trace, words: dict[str, Any]) -> Cluster:
     link = words["link_gbps"]
     return Cluster(
         profile=named_profile(words["profile"]), nodes={"prefill": 1, "decode": 1},
-        block_tokens=trace.block_tokens, node_bytes=words["node_dram"], kv_bytes=words["kv_cache_bytes"],
+        together=words["one_node"], block_tokens=trace.block_tokens, node_bytes=words["node_dram"], kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=link and link * 1e9 / 8, policy=words["policy"], ttft_s=words["ttft"].seconds,
         tbt_s=words["tbt"].seconds,
     )  # fmt: skip

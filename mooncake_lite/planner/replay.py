@@ -86,7 +86,9 @@ class _Replay:
         self._nodes = [_Node(deque()) for _ in range(cluster.nodes["prefill"])]
         self._flows = Flows()
         self._ranks = np.arange(1, 1 + len(self._nodes))
-        self._pool = Pool(len(self._nodes), cluster.node_blocks)
+        together = cluster.together
+        self._home = [0 if together else number for number in range(len(self._nodes))]
+        self._pool = Pool(len(set(self._home)), cluster.node_blocks * (len(self._nodes) if together else 1))
         self._batches = [
             Batch(
                 self.clock, cluster.costs.decode, self._over.step_s,
@@ -126,7 +128,7 @@ class _Replay:
         node.busy, node.ends_s = True, self.clock.now + predicted_s
         ids, tokens = self._ids[request], self._tokens[request]
         best, near = self._pool.leading(ids)
-        used = best if fetches else near.get(number, 0)
+        used = best if fetches else near.get(self._home[number], 0)
         self._cached[request] = cached = min(used * self._size, tokens - 1)
         seconds = self._hardware.pass_s(0, prompt_load(tokens, cached)) + self._over.step_s
         self._began_s[number], self._seconds[number] = self.clock.now, seconds
@@ -140,14 +142,14 @@ class _Replay:
     def _load(self, request: int, used: int, seconds: float) -> None:
         """Load a prefix by layers beside its pass."""
         number, _ = self._of[request]
-        ids = self._ids[request][:used]
+        home, ids = self._home[number], self._ids[request][:used]
         if self._hot is not None:
-            near = [node == number for node in self._pool.places(ids, number)]
+            near = [node == home for node in self._pool.places(ids, home)]
             if hot := self._hot.on_read(number, ids, near, self.clock.now):
                 self._copy(number, hot)
-        refs = self._refs(ids, number)
-        self._flows.begin(str(request), [ref.rank - 1 for ref in refs if ref.rank - 1 != number])
-        self._pool.used(ids, number)
+        refs = self._refs(ids, home)
+        self._flows.begin(str(request), [ref.rank - 1 for ref in refs if ref.rank - 1 != home])
+        self._pool.used(ids, home)
         ends_s = self.clock.now + seconds
 
         def loaded() -> None:
@@ -158,8 +160,8 @@ class _Replay:
 
     def _copy(self, number: int, ids: list[int]) -> None:
         """Copy blocks that a node reads again and again into its DRAM."""
-        copied = partial(self._pool.copy, number, ids)
-        self._hardware.copy(1 + number, self._refs(ids, number), copied)
+        copied = partial(self._pool.copy, self._home[number], ids)
+        self._hardware.copy(1 + number, self._refs(ids, self._home[number]), copied)
 
     def _computed(self, request: int, loaded: bool) -> None:
         """Have the first token, and store what is new: most has left beside a pass that loaded nothing."""
@@ -185,8 +187,8 @@ class _Replay:
         node = self._nodes[number]
         node.storing -= 1
         self._flows.end(str(request))
-        self._pool.put(number, self._ids[request])
-        self._pool.used(self._ids[request], number)
+        self._pool.put(self._home[number], self._ids[request])
+        self._pool.used(self._ids[request], self._home[number])
         if node.stored is not None and not node.storing:
             go_on, node.stored = node.stored, None
             go_on()
@@ -198,7 +200,7 @@ class _Replay:
     def _load_for_decode(self, node: int, request: int, loaded: Action) -> None:
         """Read the KV of a prompt; what follows its last full block is where it was computed."""
         ids, (own, _) = self._ids[request], self._of[request]
-        refs = self._refs(ids, own)
+        refs = self._refs(ids, self._home[own])
         rest = self._tokens[request] - len(ids) * self._size
         self._hardware.read(1 + node, [*refs, BlockRef(0, 1 + own, 0, rest * self._token_bytes)], loaded)
 
@@ -235,9 +237,7 @@ class _View:
         self._run, self._tokens, self._size = run, run._tokens[request], run._size
         ids, nodes, now = run._ids[request], run._nodes, run.clock.now
         best, near = run._pool.leading(ids)
-        self.best, self.near = float(best), np.zeros(len(nodes))
-        for node, blocks in near.items():
-            self.near[node] = blocks
+        self.best, self.near = float(best), np.array([float(near.get(home, 0)) for home in run._home])
         self.rows = np.arange(len(nodes))
         waiting_s = run._costs.slot_s(
             run._ranks, np.array([sum(s for *_, s in one.waiting) for one in nodes])
