@@ -18,11 +18,14 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from store.errors import TokenError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 KEY_SEED = 0
 """The standard says "XXH3-64 with a fixed seed" and not which. 0 is XXH3's own default, so that any
@@ -43,7 +46,8 @@ def token_bytes(token_ids: Sequence[int]) -> memoryview:
     try:
         if isinstance(token_ids, bytes | bytearray | memoryview | str):
             raise TypeError(f"not {type(token_ids).__name__}")
-        if isinstance(token_ids, np.ndarray):
+        numpy = sys.modules.get("numpy")  # an array exists only where NumPy has been loaded
+        if numpy is not None and isinstance(token_ids, numpy.ndarray):
             return _array_bytes(token_ids)
         words = array("I", token_ids)
     except (OverflowError, TypeError, ValueError) as error:
@@ -124,6 +128,8 @@ class PrefixChain:
 
 def _array_bytes(token_ids: np.ndarray) -> memoryview:
     """Return `token_bytes` of an array, without a loop."""
+    import numpy as np
+
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
         raise TypeError(f"not an array of {token_ids.dtype} with {token_ids.ndim} dimensions")
     if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < 2**32:

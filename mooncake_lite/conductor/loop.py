@@ -21,7 +21,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
-from scheduler.placement import Decisions
+from scheduler.placement.decisions import Decisions
 from transport.channel import Hub
 from transport.errors import WireError
 

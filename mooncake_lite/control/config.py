@@ -9,7 +9,8 @@ from mooncake_lite.control.events import RankLost
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig
-from scheduler.placement import THRESHOLD, Policy, policy_of
+from scheduler.placement import THRESHOLD, policy_of
+from scheduler.placement.contract import Policy
 from scheduler.queues import AGEING, TRUST
 from store.layout import BlockLayout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,8 +12,11 @@ from msgspec.structs import replace
 from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.events import AnswerSoFar, Preempted, RequestArrived, Swapped
 from mooncake_lite.control.life import TRANSITIONS, Stage, Step
-from scheduler import Request, State
 from scheduler.classes import ServiceClass
+from scheduler.requests import Request
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 BRANCH_MARK = "#"
 """Separates the client's id of a request from the number of a branch that continues alone."""

@@ -16,7 +16,7 @@ from mooncake_lite.control.life import OPEN_STAGES, Stage, Step
 from mooncake_lite.control.malformed import wrong_answers
 from mooncake_lite.control.request import Kept, RequestRecord, Try, client_id_of
 from mooncake_lite.control.swaps import Swaps
-from scheduler.placement import other_decode
+from scheduler.placement.choose import other_decode
 
 MOST_TRIES = 3
 """A request fails after so many failed tries. Any small number works: two tries may fail for a passing

@@ -26,7 +26,6 @@ from mooncake_lite.launch.place import ranks_near, world_from_environment
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.model.weight_source import weight_source
-from mooncake_lite.profiles.file import profile_of
 from mooncake_lite.tracing.tracer import parts_folder
 from store.ssd.tier_folder import lock_holder
 
@@ -73,6 +72,8 @@ def find_model(config: ServeConfig) -> FoundModel:
     folder = resolve_visibly(config.model)
     sizes = load_config(folder)
     if config.profile or config.engine == "emulated":
+        from mooncake_lite.profiles.file import profile_of  # brings NumPy
+
         profile_of(config, folder, sizes)
     files: tuple[Path, ...] = ()
     if config.engine != "emulated":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncake_lite.messages.parts import Message
-from scheduler.placement import Explanation
+from scheduler.placement.explanation import Explanation
 
 
 class Explain(Message, frozen=True):

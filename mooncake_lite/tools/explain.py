@@ -23,7 +23,10 @@ from mooncake_lite.control.request import RequestRecord
 from mooncake_lite.errors import RecordingError, UserError
 from mooncake_lite.messages.explain import Explain, Explained
 from scheduler import Terms
-from scheduler.placement import OTHER_SCORES, Candidate, Decisions, Explanation, explain
+from scheduler.placement import OTHER_SCORES
+from scheduler.placement.choose import explain
+from scheduler.placement.decisions import Decisions
+from scheduler.placement.explanation import Candidate, Explanation
 
 SHOWN_IDS = 3
 

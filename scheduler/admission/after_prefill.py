@@ -6,10 +6,14 @@ ended; until then the first token is withheld, so that the request can still be 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.admission.early import Early, over_tbt
 from scheduler.admission.predicted import tbt_step_s
 from scheduler.requests import Placement, Rejection, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 
 class AfterPrefill(Early):

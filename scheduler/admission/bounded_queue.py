@@ -6,10 +6,14 @@ with it, so that no line grows without bound.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.admission.contract import Admission, retry_after_s
 from scheduler.admission.predicted import begins_s, predicted_wait_s
 from scheduler.requests import Rejection, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 
 class BoundedQueue(Admission):

@@ -7,8 +7,12 @@ overload is arXiv 2407.00079, 7. Explained in docs/explain/conductor.md.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.requests import Placement, Rejection, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 RETRY_AFTER_LIMITS_S = (1.0, 60.0)
 """Least and most Retry-After: no client asks again at once, and none waits long because of one prediction."""

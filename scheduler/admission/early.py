@@ -8,11 +8,15 @@ so the loads of the two pools swing against each other. `predictive.py` mends th
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.admission.bounded_queue import BoundedQueue
 from scheduler.admission.contract import retry_after_s
 from scheduler.admission.predicted import mean_tbt_s, relief_s, tbt_now_s, ttft_s
 from scheduler.requests import Placement, Rejection, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 
 class Early(BoundedQueue):

@@ -5,8 +5,12 @@ Used by the forms of admission. Times are 0 while the costs are a guess: a guess
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.requests import Placement, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 
 def ttft_s(state: State, request: Request, placement: Placement | None, now: float) -> float:

@@ -12,10 +12,14 @@ steps take longer than the limit it begins with their present time: what runs no
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from scheduler.admission.early import Early
 from scheduler.admission.predicted import mean_tbt_terms
 from scheduler.requests import Placement, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 STEPS = 3
 """Steps of the search for the fixed point. The first one decides; the others bring a low TBT nearer to it."""

@@ -10,13 +10,17 @@ request's id draws, so that a replay refuses the same requests.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from xxhash import xxh3_64_intdigest
 
 from scheduler.admission.contract import retry_after_s
 from scheduler.admission.predicted import relief_s, ttft_s
 from scheduler.admission.predictive import Predictive
 from scheduler.requests import Placement, Rejection, Request
-from scheduler.state import State
+
+if TYPE_CHECKING:
+    from scheduler.state import State
 
 START = 0.7
 """Load up to which no request is refused. Lower values refuse earlier, and swing less; 1 is a threshold."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from scheduler.placement.contract import Policy, Ranked
+from scheduler.placement.explanation import Candidate
 from scheduler.placement.view import View
 from scheduler.requests import Placement, Rejection, Request, Terms, Wait
 from scheduler.state import State
@@ -23,18 +23,6 @@ TIE_S = 1e-9
 """Added to the time of a decode instance for each of its sequences: of equally fast ones, the one with the
 fewest is chosen. Any value works that is far below every real difference.
 """
-
-
-class Candidate(msgspec.Struct, frozen=True):
-    """One prefill instance that could be chosen, the decode instance that would follow, and the terms.
-
-    fetch   whether the prefix may come from other nodes and from SSD
-    """
-
-    prefill: int
-    decode: int
-    fetch: bool
-    terms: Terms
 
 
 def choose(policy: Policy, state: State, request: Request, now: float) -> Placement | Wait | Rejection:

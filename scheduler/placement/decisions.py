@@ -8,34 +8,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
 
-import msgspec
-
-from scheduler.placement.choose import Candidate, Compared, compare
+from scheduler.placement.choose import Compared, compare
 from scheduler.placement.contract import Policy
+from scheduler.placement.explanation import Explanation, Verdict
 from scheduler.requests import Placement, Rejection, Request, Wait
 from scheduler.state import State
 
 KEPT = 1000
 """Decisions that are kept. With 100 instances they take 8 MB."""
-
-Verdict = Literal["waits", "placed", "refused"]
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """The decision about a request, and the instances that were compared.
-
-    policy       name of the placement policy
-    reason       why it waits or was refused; "" when it was placed
-    candidates   the instances, the best first; none when no instance was compared
-    """
-
-    request_id: str
-    policy: str
-    outcome: Verdict
-    reason: str
-    candidates: list[Candidate]
 
 
 @dataclass(slots=True)

@@ -13,15 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from scheduler.placement import THRESHOLD
 from scheduler.placement.contract import Ranked
 from scheduler.placement.view import View
-
-THRESHOLD = 1.5
-"""A prefix is fetched if it is this many times longer than the near one: kvcache_balancing_threshold.
-
-The paper gives no number for it. At 1.5 a prefix is fetched if more than a third of it is missing near the
-instance.
-"""
 
 
 class KVCacheCentric:

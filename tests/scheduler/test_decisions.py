@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import scheduler as s
-from scheduler.placement import Decisions
+from scheduler.placement.decisions import Decisions
 from tests.scheduler.cluster import POLICY, cluster, request
 
 pytestmark = pytest.mark.quick

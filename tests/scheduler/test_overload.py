@@ -14,7 +14,7 @@ import scheduler as s
 from scheduler.admission import DEFAULT, NEED_LIMITS, BoundedQueue, Predictive, Shed
 from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
 from scheduler.decode_load import DecodeLoad
-from scheduler.placement import other_decode
+from scheduler.placement.choose import other_decode
 from tests.scheduler.cluster import BLOCK_TOKENS, choose, started
 
 pytestmark = pytest.mark.quick

@@ -35,7 +35,7 @@ from scheduler.admission import BoundedQueue
 from scheduler.held_line import HeldLine
 from scheduler.instance import faults, progress
 from scheduler.instance.step import ENGINE_ERROR, LOGITS_NOT_FINITE
-from scheduler.placement import Compared
+from scheduler.placement.choose import Compared
 from store.books.adoption import Adoption
 from store.books.quarantine import Quarantine
 from store.directory import Directory

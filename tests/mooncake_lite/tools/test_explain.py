@@ -18,7 +18,7 @@ from mooncake_lite.errors import RecordingError
 from mooncake_lite.tools.explain import from_recording
 from scheduler import CostConfig, Terms
 from scheduler.costs import DecodeCost, LoadCost, PrefillCost, TransferCost
-from scheduler.placement import Candidate, Explanation
+from scheduler.placement.explanation import Candidate, Explanation
 
 pytestmark = pytest.mark.quick
 

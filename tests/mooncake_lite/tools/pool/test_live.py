@@ -21,7 +21,7 @@ from mooncake_lite.messages.pool import PoolEnded, PoolProgress, PoolQuery, Pool
 from mooncake_lite.tools import explain
 from mooncake_lite.tools.pool import commands, live
 from mooncake_lite.tools.pool.live import LivePool
-from scheduler.placement import Explanation
+from scheduler.placement.explanation import Explanation
 from store.layout import BlockLayout
 from tests.mooncake_lite.conductor.fake_hub import new_role
 from transport.channel import Hub
