@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels_numba.matmul.linear_layers import MAX_ROWS_OF_X
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.messages import Sampling
@@ -12,10 +13,15 @@ from scheduler.instance.step import Chunk, Draw
 
 
 def warm_up(engine: Engine) -> None:
-    """Run a tiny request through prefill, both directions of block moves, a tail, and decode."""
+    """Run a tiny request through prefill, both directions of block moves, a tail, and decode.
+
+    On a CPU the prefill has the fewest tokens that torch multiplies: more of them would call nothing else.
+    """
     block = engine.block_tokens
-    length = block + PAGE_TOKENS
-    pages = tuple(range(pages_for(length + 1, PAGE_TOKENS)))
+    many = min(block, MAX_ROWS_OF_X + 1) if engine.model.device.type == "cpu" else block
+    length = many + PAGE_TOKENS
+    pages = tuple(range(pages_for(block + PAGE_TOKENS + 1, PAGE_TOKENS)))
+    held = pages[: pages_for(block + PAGE_TOKENS, PAGE_TOKENS)]
 
     def compute(start: int, end: int) -> None:
         ids = (1,) * (end - start)
@@ -31,9 +37,9 @@ def warm_up(engine: Engine) -> None:
         else:
             engine.compute(chunks, None, states)
 
-    compute(0, block)
-    compute(block, length)
+    compute(0, many)
+    compute(many, length)
     blocks = np.zeros((2, *engine.block_shape), engine.block_dtype)
-    engine.store_blocks(pages[: pages_for(length, PAGE_TOKENS)], blocks)
-    engine.load_blocks(pages[: pages_for(length, PAGE_TOKENS)], blocks)
+    engine.store_blocks(held, blocks)
+    engine.load_blocks(held, blocks)
     compute(length, length + 1)
