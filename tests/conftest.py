@@ -10,10 +10,12 @@ option all tests run as they stand in their files, and repeat themselves.
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -86,13 +88,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Look for no garbage meanwhile, and later not among what was imported, which stays to the end.
 
     Imports leave little. The searches took a third of the collection, and as long again at the end of pytest.
     """
     gc.disable()
     try:
+        _import_own_share(session.config)
         return (yield)
     finally:
         gc.freeze()
@@ -101,6 +104,22 @@ def pytest_collection() -> Iterator[None]:
             if name.startswith("torch") and isinstance(logger, logging.Logger):
                 # torch cuts 42 off, and pytest goes to each of them six times a test
                 logger.propagate = True
+
+
+def _import_own_share(config: pytest.Config) -> None:
+    """Import every n-th file of tests, as one of n workers, which then find compiled what others imported.
+
+    In a fresh clone each worker would compile all of them. What fails here fails again where it is told.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    paths = [Path(one.partition("::")[0]).resolve() for one in config.args] if workers > 1 else []
+    files = [
+        file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("test_*.py")))
+    ]
+    for file in files[int(worker or "0") % workers :: workers]:
+        if not pytest_ignore_collect(file, config):
+            with suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def examples(count: int) -> int:
