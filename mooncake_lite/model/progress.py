@@ -7,14 +7,16 @@ docs/explain/model.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from mooncake_lite.model import resolve
 from mooncake_lite.model.fetch import Progress as Report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 _LABELS = {
     "download": "downloading the model",
@@ -32,7 +34,23 @@ def resolve_visibly(model: str | Path, console: Console | None = None) -> Path:
 
 @contextmanager
 def console_progress(console: Console | None = None) -> Iterator[Report]:
-    """Gives the `progress` argument of `pull` and `resolve_model`; writes to stderr."""
+    """Gives the `progress` argument of `pull` and `resolve_model`; writes to stderr when it is called."""
+    reports: list[Report] = []
+    with ExitStack() as stack:
+
+        def report(stage: str, done: int, total: int) -> None:
+            if not reports:
+                reports.append(stack.enter_context(_on_console(console)))
+            reports[0](stage, done, total)
+
+        yield report
+
+
+@contextmanager
+def _on_console(console: Console | None) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield _lines(console)
