@@ -46,6 +46,7 @@ def starter(kind: type[Any], run_dir: Path, model_folder: Path) -> Iterator[Call
 
         def begin(limits: dict[str, Any] | None = None, ready: bool = True, **config: Any) -> Any:
             cluster = FakeCluster(run_dir, config.pop("keys", None))
+            cluster.status = config.pop("status", cluster.status)  # before the gateway asks
             stack.callback(cluster.close)
             gateway = kind(run_dir, config.pop("model_folder", model_folder), limits, **config)
             stack.callback(lambda: gateway.is_alive() and gateway.close())

@@ -57,8 +57,7 @@ def data_of(lines: Any) -> dict[str, Any]:
 
 
 def test_health_is_503_with_the_reason_until_the_cluster_is_ready(start: Start) -> None:
-    gateway, cluster = start(ready=False)
-    cluster.status = m.ClusterStatus(False, "waiting for rank 2 (decode)")
+    gateway, cluster = start(ready=False, status=m.ClusterStatus(False, "waiting for rank 2 (decode)"))
     cluster.wait_for(m.GatewayHello)
     while gateway.wait_health(503)["detail"] != "waiting for rank 2 (decode)":
         pass
