@@ -130,6 +130,7 @@ def serve(model: str | None, file: Path | None, dry_run: bool, **flags: Any) -> 
 
         click.echo(mpirun.dry_run(find_mpirun(), config))
         return 0
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or NumPy starts threads, which spin
     from mooncake_lite.launch.launcher import Launcher
     from mooncake_lite.launch.preflight import preflight
 

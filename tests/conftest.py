@@ -26,7 +26,9 @@ from xdist.scheduler import LoadScopeScheduling
 from mooncake_lite.launch import serve_child
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-"""Before torch is loaded: threads that wait in a test must not take the cores from the cluster it tests."""
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+"""Before torch is loaded: threads that wait must not take the cores from the cluster that is tested. Those of
+NumPy sleep at once (2 ** 4 cycles), in every process that tests start."""
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw"):
     # no two of four choose the same port
