@@ -114,7 +114,8 @@ def asked_cluster(trace: Trace, words: dict[str, Any]) -> Cluster:
     link = words["link_gbps"]
     return Cluster(
         profile=named_profile(words["profile"]), nodes={"prefill": 1, "decode": 1},
-        together=words["one_node"], block_tokens=trace.block_tokens, node_bytes=words["node_dram"], kv_bytes=words["kv_cache_bytes"],
+        together=words["one_node"], block_tokens=trace.block_tokens, node_bytes=words["node_dram"],
+        kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=link and link * 1e9 / 8, policy=words["policy"], ttft_s=words["ttft"].seconds,
         tbt_s=words["tbt"].seconds,
     )  # fmt: skip
