@@ -101,6 +101,11 @@ ASSUMED: dict[str, Callable[[Cluster, float], Cluster]] = {
 """What an answer rests on -> the same cluster with these times longer by a factor."""
 
 
+def assumed_of(cluster: Cluster) -> list[str]:
+    """Return the names of what an answer for this cluster rests on: ranks of one node have no links."""
+    return [name for name in ASSUMED if name != "links" or not cluster.together]
+
+
 def _scaled(cluster: Cluster, *factors: float) -> Cluster:
     return replace(cluster, profile=scaled(cluster.profile, *factors))
 

@@ -17,7 +17,7 @@ from mooncake_lite.config.options import OUT_FILE, Bytes, write_out
 from mooncake_lite.config.progress import counted
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner import report
-from mooncake_lite.planner.answer import ASSUMED, MOST_SIMULATIONS, OFF, confirm, least_dram, moved
+from mooncake_lite.planner.answer import MOST_SIMULATIONS, OFF, assumed_of, confirm, least_dram, moved
 from mooncake_lite.planner.first import First
 from mooncake_lite.planner.jobs import jobs_of
 from mooncake_lite.planner.limits import Limit
@@ -135,13 +135,14 @@ def answer_of(
     first.check()
     guess = first.guess()
     replayed = search.smallest(guess)
+    assumed = assumed_of(cluster)
     at_once, runs = jobs or usable_cores(), 0 if quick else MOST_SIMULATIONS
-    with counted("runs", runs + 2 * len(ASSUMED)) as told, processes(at_once, mpi=False) as executor:
+    with counted("runs", runs + 2 * len(assumed)) as told, processes(at_once, mpi=False) as executor:
         simulated = None
         if not quick:
             simulated = confirm(search, replayed.nodes, executor, at_once, told)
         nodes = simulated.best.nodes if simulated and simulated.best else replayed.nodes
-        tries = [(name, factor) for name in ASSUMED for factor in (1 - OFF, 1 + OFF)]
+        tries = [(name, factor) for name in assumed for factor in (1 - OFF, 1 + OFF)]
         asked = [executor.submit(moved, cluster, trace, ttft, tbt, nodes, *one) for one in tries]
         off = {}
         for one, future in zip(tries, asked):

@@ -38,10 +38,11 @@ class First:
         self._cluster, self._jobs, self._ttft, self._tbt = cluster, jobs, ttft, tbt
         self._costs, self._over = cluster.costs, cluster.overheads
         token_bytes = cluster.layout.nbytes / cluster.block_tokens
-        link = self._costs.transfer
-        self._load_s = link.latency_s + jobs.tokens * token_bytes / link.far_bytes_per_s
+        link, near = self._costs.transfer, self._costs.load.dram_bytes_per_s
+        nbytes = jobs.tokens * token_bytes
+        self._load_s = nbytes / near if cluster.together else link.latency_s + nbytes / link.far_bytes_per_s
         self.compute_s = compute_s(jobs, pass_seconds(cluster.profile))
-        write_s = (jobs.tokens - jobs.cached) * token_bytes / self._costs.load.dram_bytes_per_s
+        write_s = (jobs.tokens - jobs.cached) * token_bytes / near
         self._stored_s = np.where(jobs.cached > 0, write_s, write_s / GROUPS) + 6 * self._over.message_s
         stores_s = np.where(jobs.cached > 0, write_s, 0.0)
         self.service_s = self.compute_s + self._over.step_s + 2 * self._over.message_s + stores_s
@@ -51,11 +52,11 @@ class First:
     def check(self) -> None:
         """Raise ConfigError where too many requests would miss a limit on an empty cluster of any size.
 
-        There a prompt takes its pass, with all that can be reused; a first gap takes two steps and a load.
+        There a prompt takes its pass, with all that can be reused; a first gap takes a load and one step.
         """
         cost, over = self._costs.decode, self._over
         step_s = cost.base_s + cost.per_sequence_s + cost.per_key_s * self._jobs.tokens + over.step_s
-        gap_s = self._stored_s + self._load_s + forms.STEPS * step_s
+        gap_s = self._stored_s + self._load_s + step_s
         alone = (
             ("first tokens", self._ttft, self.compute_s + over.step_s + over.request_s),
             ("gaps", self._tbt, forms.tbt_s(self._jobs.answer, step_s, gap_s)),

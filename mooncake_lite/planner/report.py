@@ -104,7 +104,7 @@ def show(answer: Planned) -> None:
         f"closed forms alone say {name_of(answer.guess)}; by them requests could come {faster[0]:.2f} times "
         f"as fast for the nodes that prefill, {faster[1]:.2f} times for those that decode: "
         f"{answer.balance:.2g} to 1 would balance them",
-        f"memory of the pool: {answer.dram / 1e9:,.0f} of {answer.cluster.node_bytes / 1e9:,.0f} GB on each "
+        f"memory of the pool: {answer.dram / 1e9:,.3g} of {answer.cluster.node_bytes / 1e9:,.4g} GB on each "
         "node that prefills keep the limits",
         f"cost: {cost.per_hour:,.4g} {answer.prices.currency} an hour; {cost.per_million_input:.3g} per "
         f"million tokens in, {cost.per_million_output:.3g} per million out",
@@ -134,7 +134,8 @@ def _candidates(answer: Planned) -> Any:
 def _roofline(line: Roofline, limit: Limit) -> str:
     chunks = "no chunk of a prompt"
     if line.chunk_tokens:
-        chunks = f"chunks of {line.chunk_tokens} tokens, in which a prompt takes {line.slowdown:.0%} longer"
+        longer = f"{1 + line.slowdown:.2f} times as long"
+        chunks = f"chunks of {line.chunk_tokens} tokens, in which a prompt takes {longer}"
     return (
         f"roofline: KV of the median prompt, {line.tokens:,} tokens, is loaded faster than computed above "
         f"{line.least_bytes_per_s / 1e9:.2g} GB/s; moving prefixes is {line.transfer_share:.0%} of prompts' "
