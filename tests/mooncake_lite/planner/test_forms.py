@@ -115,3 +115,9 @@ def test_more_of_what_serves_never_waits_longer() -> None:
         assert forms.wait_of(rate, service_s, servers, 2.0).mean_s >= wait.mean_s
         shares = [forms.share_within(limit_s, wait, service_s) for limit_s in (0.1, 0.5, 1, 5, 50)]
         assert shares == sorted(shares)
+
+
+def test_a_first_gap_waits_for_the_loads_of_others() -> None:
+    """M/G/1 with a load and a step for each: 2 a second of 0.25 s wait for 0.125 s."""
+    gap_s = forms.first_gap_s(2.0, 0.05, np.array([0.1, 0.3]), np.array([0.2, 0.2]))
+    assert gap_s.tolist() == pytest.approx([0.1 + 0.125 + 0.2 + 0.1, 0.3 + 0.125 + 0.2 + 0.1])

@@ -64,6 +64,25 @@ def test_the_search_sees_that_one_number_may_depend_on_the_other() -> None:
     assert Drawn((4, 3), extra=2).smallest((1, 1)).nodes == (6, 3)
 
 
+def test_the_search_looks_past_a_number_that_does_not_for_once() -> None:
+    """Shares are not quite monotonous: five nodes may do where six do not."""
+    search = Drawn((4, 5))
+    keeps = search.keeps
+    search.keeps = lambda nodes, kind: keeps(nodes, kind) and nodes[kind] != 6  # type: ignore[method-assign]
+    assert search.smallest((4, 9)).nodes == (4, 5)
+
+
+def test_slots_and_stores_are_part_of_the_load() -> None:
+    jobs = jobs_of(made(KINDS["rag"], 100, 2.0, 1))
+    first = First(CLUSTER, jobs, TTFT, TBT)
+    slow = First(ASSUMED["overheads of the program"](CLUSTER, 10.0), jobs, TTFT, TBT)
+    slot_s = CLUSTER.overheads.step_s + 2 * CLUSTER.overheads.message_s
+    assert slow.load()[0] - first.load()[0] == pytest.approx(jobs.rate * 9 * slot_s)
+    stored = jobs.cached > 0
+    assert (first.service_s[stored] > first.compute_s[stored] + slot_s).all()
+    assert first.service_s[~stored] == pytest.approx(first.compute_s[~stored] + slot_s)
+
+
 def test_a_limit_that_no_cluster_keeps_is_refused_with_how_near_it_came() -> None:
     trace = made(KINDS["rag"], 60, 2.0, 1)
     search = Search(CLUSTER, trace, Limit(0.05, 0.9), TBT)
@@ -98,6 +117,9 @@ def test_a_simulation_that_cannot_keep_a_limit_is_stopped_early() -> None:
     assert told.how == "stopped"
     assert told.ttft < TTFT.share
     assert told.lacks(TTFT, TBT).startswith("at most")
+    told, _ = simulate(with_nodes(CLUSTER, (12, 4)), trace, Limit(9.0, 0.9), Limit(0.001, 0.9))
+    assert told.how == "stopped"
+    assert told.tbt < 0.9
     kept, outside = simulate(with_nodes(CLUSTER, (12, 4)), trace, Limit(9.0, 0.9), Limit(0.5, 0.9))
     assert (kept.how, kept.lacks(Limit(9.0, 0.9), Limit(0.5, 0.9))) == ("simulated", "")
     assert 0 < outside <= 1
@@ -129,7 +151,8 @@ def test_the_least_memory_keeps_the_limits_and_half_of_it_does_not() -> None:
 
 
 def test_costs_are_those_of_nodes_over_tokens() -> None:
-    jobs = jobs_of(made(KINDS["unique"], 100, 2.0, 1))
+    jobs = jobs_of(made(KINDS["rag"], 100, 2.0, 1))
+    assert jobs.cached.any()
     prices = Prices(prefill_node_hour=36.0, decode_node_hour=18.0, dram_gb_hour=0.01, currency="USD")
     cost = cost_of(prices, (3, 2), 10**12, jobs)
     assert cost.per_hour == pytest.approx(3 * (36 + 10) + 2 * 18)

@@ -7,17 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mooncake_lite.planner.batch import Batch
+from mooncake_lite.planner.jobs import prompt_load
 from mooncake_lite.planner.pool import Pool
 from mooncake_lite.planner.replay import Replayed, replay
 from mooncake_lite.planner.search import with_nodes
+from mooncake_lite.profiles.costs import pass_seconds
 from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
+from mooncake_lite.simulator.clock import Clock
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.workloads.kinds import KINDS, made
 from mooncake_lite.workloads.rescale import sped
 from mooncake_lite.workloads.reuse import cached_tokens
-from mooncake_lite.workloads.traces import Trace
+from mooncake_lite.workloads.traces import Trace, TraceRequest
+from scheduler.costs import DecodeCost
 
 CLUSTER = Cluster(profile=named_profile(PAPER_MACHINES), nodes={"prefill": 2, "decode": 2})
 
@@ -130,6 +135,47 @@ def test_a_pool_keeps_prefixes_on_their_nodes_and_lets_the_oldest_go() -> None:
     assert pool.leading([1, 2, 3]) == (3, {0: 3, 1: 2})
     assert pool.sources([1, 2, 3], 1) == {1: 2, 0: 1}
     pool.used([1, 2, 3], 0)
-    pool.put(0, [7])  # both are full: of the other node, where nothing was used
-    assert not pool.has(7) or pool.places([7], 0) == [1]
+    pool.put(0, [7])  # both are full: in place of what the other node has, where nothing was used
+    assert pool.places([7], 0) == [1]
     assert [pool.has(one) for one in (1, 2, 3)] == [True] * 3
+    full = Pool(1, 3)
+    full.put(0, [1, 2, 3])
+    full.put(0, [8])  # the end of a prefix goes first
+    assert [full.has(one) for one in (1, 2, 3, 8)] == [True, True, False, True]
+
+
+@pytest.mark.quick
+def test_two_prompts_of_one_node_come_a_pass_and_a_slot_apart() -> None:
+    requests = [
+        TraceRequest(0.0, 5_000, 3, list(range(10))),
+        TraceRequest(0.0, 5_000, 3, list(range(20, 30))),
+    ]
+    cluster = with_nodes(CLUSTER, (1, 1))
+    first, second = replay(cluster, Trace(requests)).ttft_s.tolist()
+    over, pass_s = cluster.overheads, pass_seconds(cluster.profile)(prompt_load(5_000, 0))
+    assert first == pytest.approx(2 * over.message_s + pass_s + over.step_s + over.request_s)
+    assert second - first == pytest.approx(pass_s + over.step_s + 2 * over.message_s)
+
+
+@pytest.mark.quick
+def test_a_batch_takes_the_steps_that_its_cost_says() -> None:
+    """Two sequences: the second one's KV takes 0.25 s to load, and joins between two steps."""
+    clock, told = Clock(), list[tuple[int, float]]()
+    cost = DecodeCost(0.1, 0.01, 0.001)
+    batch = Batch(
+        clock, cost, 0.002, lambda request, done: clock.after(0.25, done),
+        lambda request, seconds: told.append((request, round(seconds, 6))), [10, 20], [5, 3],
+    )  # fmt: skip
+    for request in (0, 1):
+        batch.place(request)
+        batch.on_stored(request)
+    while clock.step():
+        pass
+    alone = [0.112 + 0.001 * context for context in (11, 12, 13)]
+    both = 0.122 + 0.001 * (14 + 21)
+    steps = [*alone, both, 0.112 + 0.001 * 22]
+    assert batch.begun == {0: 0, 1: 3}
+    assert np.diff(batch.ends_s(), prepend=0.25).tolist() == pytest.approx(steps)
+    assert told == [(0, 0.25), (1, round(sum(alone), 6))]  # a load has come once a step ends
+    assert batch.most_context == 14 + 21
+    assert (batch.open, batch.open_tokens, batch.context) == (0, 0, 0)
