@@ -14,13 +14,21 @@ import click
 
 from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.options import OUT_FILE, Bytes, write_out
-from mooncake_lite.config.progress import counted
+from mooncake_lite.config.progress import bar, counted
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner import report
-from mooncake_lite.planner.answer import MOST_SIMULATIONS, OFF, assumed_of, confirm, least_dram, moved
+from mooncake_lite.planner.answer import (
+    MOST_SIMULATIONS,
+    OFF,
+    Simulated,
+    assumed_of,
+    confirm,
+    least_dram,
+    moved,
+)
 from mooncake_lite.planner.first import First
 from mooncake_lite.planner.jobs import jobs_of
-from mooncake_lite.planner.limits import Limit
+from mooncake_lite.planner.limits import Limit, Nodes
 from mooncake_lite.planner.prices import Prices, cost_of, read_prices
 from mooncake_lite.planner.roofline import roofline_of
 from mooncake_lite.planner.search import Search
@@ -35,6 +43,10 @@ from scheduler.placement import POLICIES
 
 REPLAYED = [name for name in POLICIES if name not in ("dynamo", "topology")]
 """Policies that ask only for what a replay knows."""
+
+
+Off = dict[tuple[str, float], Nodes | None]
+"""(assumption, factor) -> the smallest cluster by replays if it is off by that; None: there is none."""
 
 
 class LimitType(click.ParamType):
@@ -75,7 +87,11 @@ class LimitType(click.ParamType):
 @click.option("--one-node", is_flag=True, help="All ranks are on one node, as on a laptop.")
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path),
               help="TOML: prefill_node_hour, decode_node_hour, dram_gb_hour, currency.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Closed forms and replays of queues alone, no simulations.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Closed forms and replays alone: no simulations.",
+)
 @click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per core]")
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the answer to this file.")
 @click.option("--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path),
@@ -131,24 +147,17 @@ def answer_of(
 ) -> report.Planned:
     """Look for the answer. quick: without simulations; jobs: processes; None: one per core."""
     first = First(cluster, jobs_of(trace, None), ttft, tbt)
-    search = Search(cluster, trace, ttft, tbt)
     first.check()
     guess = first.guess()
-    replayed = search.smallest(guess)
-    assumed = assumed_of(cluster)
-    at_once, runs = jobs or usable_cores(), 0 if quick else MOST_SIMULATIONS
-    with counted("runs", runs + 2 * len(assumed)) as told, processes(at_once, mpi=False) as executor:
-        simulated = None
-        if not quick:
-            simulated = confirm(search, replayed.nodes, executor, at_once, told)
-        nodes = simulated.best.nodes if simulated and simulated.best else replayed.nodes
-        tries = [(name, factor) for name in assumed for factor in (1 - OFF, 1 + OFF)]
-        asked = [executor.submit(moved, cluster, trace, ttft, tbt, nodes, *one) for one in tries]
-        off = {}
-        for one, future in zip(tries, asked):
-            off[one] = future.result()
-            told()
-    dram = least_dram(search, nodes)
+    with bar("replays", None) as update:
+        search = Search(cluster, trace, ttft, tbt, lambda replays: update(completed=replays))
+        replayed = search.smallest(guess)
+    simulated, nodes, dram = None, replayed.nodes, cluster.node_bytes
+    off: Off = {}
+    if not quick:
+        simulated, off = _surer(search, replayed.nodes, jobs or usable_cores())
+        nodes = simulated.best.nodes if simulated.best else nodes
+        dram = least_dram(search, nodes)
     jobs_there = jobs_of(trace, cluster.node_blocks * nodes[0])
     return report.Planned(
         cluster, trace, jobs_there, ttft, tbt, guess, replayed, simulated, nodes, search.found,
@@ -156,3 +165,18 @@ def answer_of(
         roofline_of(cluster, jobs_there, first.step(nodes[1]).step_s, tbt.seconds),
         warnings_of(search, first, nodes, jobs_there),
     )  # fmt: skip
+
+
+def _surer(search: Search, begin: Nodes, at_once: int) -> tuple[Simulated, Off]:
+    """Simulate around a candidate, and then move each assumption; several at once, with a bar."""
+    cluster, limits = search.cluster, (search.trace, search.ttft, search.tbt)
+    tries = [(name, factor) for name in assumed_of(cluster) for factor in (1 - OFF, 1 + OFF)]
+    with counted("runs", MOST_SIMULATIONS + len(tries)) as told, processes(at_once, mpi=False) as executor:
+        simulated = confirm(search, begin, executor, at_once, told)
+        nodes = simulated.best.nodes if simulated.best else begin
+        asked = {one: executor.submit(moved, cluster, *limits, nodes, *one) for one in tries}
+        off: Off = {}
+        for one, future in asked.items():
+            off[one] = future.result()
+            told()
+    return simulated, off

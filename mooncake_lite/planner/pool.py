@@ -79,9 +79,9 @@ class Pool:
         """Return a node with space for one more block, made where there is none."""
         if len(self._held[node]) < self._blocks:
             return node
-        emptiest = min(range(len(self._held)), key=lambda at: len(self._held[at]))
-        if len(self._held[emptiest]) < self._blocks:
-            return emptiest
+        sizes = [len(held) for held in self._held]
+        if min(sizes) < self._blocks:
+            return sizes.index(min(sizes))
         oldest = min(range(len(self._held)), key=lambda at: next(iter(self._held[at].values())))
         one, _ = self._held[oldest].popitem(last=False)
         self._holders[one].remove(oldest)

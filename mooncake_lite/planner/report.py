@@ -104,18 +104,26 @@ def show(answer: Planned) -> None:
         f"closed forms alone say {name_of(answer.guess)}; by them requests could come {faster[0]:.2f} times "
         f"as fast for the nodes that prefill, {faster[1]:.2f} times for those that decode: "
         f"{answer.balance:.2g} to 1 would balance them",
-        f"memory of the pool: {answer.dram / 1e9:,.3g} of {answer.cluster.node_bytes / 1e9:,.4g} GB on each "
-        "node that prefills keep the limits",
+        *_more(answer),
         f"cost: {cost.per_hour:,.4g} {answer.prices.currency} an hour; {cost.per_million_input:.3g} per "
         f"million tokens in, {cost.per_million_output:.3g} per million out",
         _roofline(answer.roofline, answer.tbt),
         _assumed(answer),
-        _off(answer),
     ]
-    for line in lines:
+    for line in [*lines, *([_off(answer)] if answer.off else [])]:
         console.print(line, highlight=False)
     for warning in answer.warnings:
         console.print(f"warning: {warning}", highlight=False, markup=False)
+
+
+def _more(answer: Planned) -> list[str]:
+    """Say how much memory is enough, where that was looked for."""
+    if answer.simulated is None:
+        return []
+    return [
+        f"memory of the pool: {answer.dram / 1e9:,.3g} of {answer.cluster.node_bytes / 1e9:,.4g} GB on each "
+        "node that prefills keep the limits"
+    ]
 
 
 def _candidates(answer: Planned) -> Any:

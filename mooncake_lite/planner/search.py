@@ -7,7 +7,7 @@ Pure but for the simulations that it asks for. Explained in docs/explain/plannin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -33,17 +33,24 @@ class Search:
     """Looks for the smallest candidate by replays, each of which is played once.
 
     cluster   whose numbers of nodes are varied
+    told      is called with the number of replays so far
     """
 
-    def __init__(self, cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit) -> None:
+    def __init__(
+        self, cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit,
+        told: Callable[[int], None] = lambda replays: None,
+    ) -> None:  # fmt: skip
         self.cluster, self.trace, self.ttft, self.tbt = cluster, trace, ttft, tbt
+        self._told = told
         self.found: dict[Nodes, Found] = {}
+        self.played: dict[Nodes, Replayed] = {}
 
     def at(self, nodes: Nodes) -> Found:
         """Return how a candidate does in a replay."""
         if nodes not in self.found:
-            played = replay(with_nodes(self.cluster, nodes), self.trace)
-            self.found[nodes] = self.judged(nodes, played)
+            self.played[nodes] = replay(with_nodes(self.cluster, nodes), self.trace)
+            self.found[nodes] = self.judged(nodes, self.played[nodes])
+            self._told(len(self.found))
         return self.found[nodes]
 
     def judged(self, nodes: Nodes, played: Replayed) -> Found:

@@ -7,8 +7,7 @@ import numpy as np
 from mooncake_lite.planner.first import First
 from mooncake_lite.planner.jobs import Jobs
 from mooncake_lite.planner.limits import Nodes
-from mooncake_lite.planner.replay import replay
-from mooncake_lite.planner.search import Search, with_nodes
+from mooncake_lite.planner.search import Search
 
 MOST_LOAD, MOST_LINK_LOAD = 0.8, 0.3
 """Beyond these, replays were not found to be within a tenth of simulations."""
@@ -24,7 +23,8 @@ GROWS = 0.05
 
 def warnings_of(search: Search, first: First, nodes: Nodes, jobs: Jobs) -> list[str]:
     """Return the reasons to doubt an answer, each in a sentence."""
-    played = replay(with_nodes(search.cluster, nodes), search.trace)
+    search.at(nodes)
+    played = search.played[nodes]
     span_s = float(jobs.arrived_s[-1] - jobs.arrived_s[0])
     found = []
     busy = float(first.compute_s.sum()) / span_s / nodes[0]
