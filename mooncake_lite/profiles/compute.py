@@ -7,6 +7,7 @@ clock and loads nothing heavy. Explained in docs/explain/emulation.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -71,21 +72,28 @@ class PassTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.base_s, self.per_token_s
 
 
-class ComputeCost(msgspec.Struct, frozen=True):
+class ComputeCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fitted cost of forward passes.
 
-    prefill   tokens: PassLoad.new_tokens; keys: PassLoad.pairs
-    decode    tokens: PassLoad.sequences; keys: PassLoad.context
+    prefill        tokens: PassLoad.new_tokens; keys: PassLoad.pairs
+    decode         tokens: PassLoad.sequences; keys: PassLoad.context
+    mixed_base_s   base of a pass of both kinds, of more than prefill.short_tokens tokens; None: not measured,
+                   and taken to be the larger of their bases
     """
 
     prefill: PassTerms
     decode: PassTerms
+    mixed_base_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mixed_base_s is not None and not 0 <= self.mixed_base_s < inf:
+            raise ValueError(f"mixed_base_s={self.mixed_base_s:g} must be 0 or more")
 
     def seconds(self, load: PassLoad) -> float:
         """Return the seconds of a pass: one base, and the terms of every token in it.
 
-        A pass of both kinds reads the weights once. So it pays the larger of the two bases, not both. The
-        tokens of both kinds together decide which kernels it uses.
+        A pass of both kinds reads the weights once. It pays `mixed_base_s`, or else the larger of the two
+        bases. The tokens of both kinds together decide which kernels it uses.
         """
         rows = load.new_tokens + load.sequences
         base_s = seconds = 0.0
@@ -95,5 +103,7 @@ class ComputeCost(msgspec.Struct, frozen=True):
         if load.sequences:
             base, per_token_s = self.decode.linear(rows)
             base_s = max(base_s, base)
+            if self.mixed_base_s is not None and load.new_tokens and rows > self.prefill.short_tokens:
+                base_s = self.mixed_base_s
             seconds += per_token_s * load.sequences + self.decode.per_key_s * load.context
         return base_s + seconds

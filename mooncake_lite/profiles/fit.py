@@ -64,9 +64,9 @@ def pairs_of(num_tokens: int, cached: int) -> int:
 
 
 def fit(passes: Seq[MeasuredPass]) -> ComputeCost:
-    """Fit the terms of prefill and of decode. Mixed passes take no part: they test the model.
+    """Fit the terms of prefill and of decode, and then the base of mixed passes, where some were measured.
 
-    Raises ValueError with fewer than three passes of a kind.
+    Raises ValueError with fewer than three passes of prefill or of decode.
     """
     prefill = [one for one in passes if one.kind == "prefill"]
     decode = [one for one in passes if one.kind == "decode"]
@@ -76,7 +76,24 @@ def fit(passes: Seq[MeasuredPass]) -> ComputeCost:
     step_s, sequence_s, context_s = _least_squares(
         [(1, one.load.sequences, one.load.context) for one in decode], [one.seconds for one in decode]
     )
-    return ComputeCost(PassTerms(base_s, token_s, key_s, *few), PassTerms(step_s, sequence_s, context_s))
+    cost = ComputeCost(PassTerms(base_s, token_s, key_s, *few), PassTerms(step_s, sequence_s, context_s))
+    return with_mixed_base(cost, passes)
+
+
+def with_mixed_base(cost: ComputeCost, passes: Seq[MeasuredPass]) -> ComputeCost:
+    """Return a cost with the base of mixed passes that has the least squared relative error over them.
+
+    Their tokens cost what they do in passes of one kind. Those of few tokens have no such base.
+    """
+    few = cost.prefill.short_tokens
+    mixed = [one for one in passes if one.kind == "mixed" and one.load.new_tokens + one.load.sequences > few]
+    if not mixed:
+        return cost
+    tokens_alone = msgspec.structs.replace(cost, mixed_base_s=0.0)
+    seconds = np.array([one.seconds for one in mixed])
+    left_s = seconds - np.array([tokens_alone.seconds(one.load) for one in mixed])
+    base_s = float(np.sum(left_s / seconds**2) / np.sum(1 / seconds**2))
+    return msgspec.structs.replace(cost, mixed_base_s=max(0.0, base_s))
 
 
 def _in_two_ranges(features: Seq[tuple[int, ...]], seconds: Seq[float]) -> tuple[list[float], _Few]:

@@ -79,8 +79,10 @@ def _deviation(profile: Profile, kind: str, outside: float) -> float:
 def scaled(profile: Profile, prefill: float, decode: float, overheads: float) -> Profile:
     """Return a profile with factors on its times."""
     compute, whole, besides = profile.compute, profile.prefill, profile.overheads or OverheadsSection()
+    base_s = compute.fit.mixed_base_s  # reading the weights, as in a pass of a prompt
     fit = changed(compute.fit, prefill=_times(compute.fit.prefill, prefill, KEPT),
-                  decode=_times(compute.fit.decode, decode, KEPT))  # fmt: skip
+                  decode=_times(compute.fit.decode, decode, KEPT),
+                  mixed_base_s=base_s and base_s * prefill)  # fmt: skip
     found = profile.with_section("compute", changed(compute, fit=fit))
     if whole is not None:
         found = found.with_section("prefill", changed(whole, fit=_times(whole.fit, prefill, KEPT)))

@@ -68,7 +68,8 @@ def plan(longest: int, quick: bool) -> ProfilePlan:
     shapes = [Shape(new, start) for new in news for start in starts]
     shapes += [Shape(batch=batch, context=context) for batch in batches for context in contexts]
     half = min(512, longest // 2)
-    shapes += [Shape(new, half, batch, half) for new, batch in ((32, 4), (128, 8), (256, 16))]
+    chunks, beside = ((64, 256), (4, 16)) if quick else ((32, 64, 128, 256), (1, 4, 16))
+    shapes += [Shape(new, half, batch, half) for new in chunks for batch in beside]
     lengths = [length for length in (64, 256, 1024, 2048)[: 3 if quick else 4] if length <= longest]
     prompts = [(length, int(share * length)) for length in lengths for share in (0.0, 0.5, 0.95)]
     few = (8, 32, 64, 128) if quick else (1, 8, 16, 24, 32, 40, 64, 96, 128, 192)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from mooncake_lite.profiles.compute import ComputeCost, PassLoad, PassTerms
-from mooncake_lite.profiles.fit import MeasuredPass, MeasuredPrompt, error_of, errors, fit, fit_prompts
+from mooncake_lite.profiles.fit import (
+    MeasuredPass,
+    MeasuredPrompt,
+    error_of,
+    errors,
+    fit,
+    fit_prompts,
+    with_mixed_base,
+)
 from scheduler.costs import PrefillCost
 
 pytestmark = pytest.mark.quick
@@ -75,7 +84,9 @@ def test_noise_makes_no_term_negative_and_the_error_tells_of_it() -> None:
     measured = passes(flat, noise=0.1)
     found = fit(measured)
     assert min(terms(found)) >= 0
-    assert all(0 < error.mean <= error.largest < 0.2 for error in errors(found, measured).values())
+    off = errors(found, measured)
+    assert off.pop("mixed").largest < 1e-6, "a single one, which its base fits"
+    assert all(0 < error.mean <= error.largest < 0.2 for error in off.values())
 
 
 def test_a_mixed_pass_pays_one_base_and_every_token() -> None:
@@ -83,6 +94,36 @@ def test_a_mixed_pass_pays_one_base_and_every_token() -> None:
     both = PassLoad(128, 8256, 4, 2048)
     assert COST.seconds(both) == pytest.approx(COST.seconds(prompt) + COST.seconds(decode) - 0.03)
     assert COST.seconds(PassLoad()) == 0.0
+
+
+def test_a_measured_base_of_mixed_passes_takes_the_place_of_the_larger_one() -> None:
+    measured = ComputeCost(COST.prefill, COST.decode, mixed_base_s=0.055)
+    prompt, decode, both = PassLoad(128, 8256), PassLoad(0, 0, 4, 2048), PassLoad(128, 8256, 4, 2048)
+    assert measured.seconds(both) == pytest.approx(COST.seconds(both) - 0.04 + 0.055)
+    assert [measured.seconds(one) for one in (prompt, decode)] == [
+        COST.seconds(one) for one in (prompt, decode)
+    ]
+    found = fit(passes(measured))
+    assert found.mixed_base_s == pytest.approx(0.055)
+    assert errors(found, passes(measured))["mixed"].largest < 1e-6
+
+
+def test_mixed_passes_of_few_tokens_keep_their_base_and_take_no_part_in_the_fit() -> None:
+    cost = ComputeCost(TWO_RANGES.prefill, TWO_RANGES.decode, mixed_base_s=0.055)
+    few, many = PassLoad(24, 300, 8, 800), PassLoad(24, 300, 9, 900)
+    assert cost.seconds(few) == TWO_RANGES.seconds(few)
+    assert cost.seconds(many) == pytest.approx(TWO_RANGES.seconds(many) + 0.015)
+    measured = [MeasuredPass(one, cost.seconds(one)) for one in (few, many)]
+    assert with_mixed_base(TWO_RANGES, measured).mixed_base_s == pytest.approx(0.055)
+    assert with_mixed_base(TWO_RANGES, measured[:1]) == TWO_RANGES
+
+
+def test_a_cost_without_a_base_of_mixed_passes_is_written_as_before() -> None:
+    raw = msgspec.json.encode(COST)
+    assert b"mixed" not in raw
+    assert msgspec.json.decode(raw, type=ComputeCost) == COST
+    with pytest.raises(msgspec.ValidationError, match="mixed_base_s=-1 must be 0 or more"):
+        msgspec.json.decode(raw[:-1] + b',"mixed_base_s":-1}', type=ComputeCost)
 
 
 def test_too_few_passes_are_no_fit() -> None:
