@@ -16,7 +16,7 @@ from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.options import OUT_FILE, Bytes, write_out
 from mooncake_lite.config.progress import bar, counted
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.planner import report
+from mooncake_lite.planner import compare_report, report
 from mooncake_lite.planner.answer import (
     MOST_SIMULATIONS,
     OFF,
@@ -87,6 +87,7 @@ class LimitType(click.ParamType):
 @click.option("--one-node", is_flag=True, help="All ranks are on one node, as on a laptop.")
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path),
               help="TOML: prefill_node_hour, decode_node_hour, dram_gb_hour, currency.")  # fmt: skip
+@compare_report.compare_options
 @click.option(
     "--quick",
     is_flag=True,
@@ -101,17 +102,31 @@ def plan(workload: Path, json_file: Path | None, plot_folder: Path | None, **wor
 
     Closed forms say where to begin. Replays of the queues look for the smallest numbers of nodes that prefill
     and that decode. At most four simulations check the answer, and that one node fewer does not keep the
-    limits. Equal options give equal answers.
+    limits. With --compare, other ways to serve follow, each at its best on as many nodes. Equal options
+    give equal answers.
     """
     report.check(plot_folder)
     trace = asked_trace(workload, words)
+    compare_report.check(trace, words)
     cluster, prices = asked_cluster(trace, words), asked_prices(words["prices_file"])
-    answer = answer_of(cluster, trace, words["ttft"], words["tbt"], prices, words["quick"], words["jobs"])
-    report.show(answer)
+    ttft, tbt, nodes, result = words["ttft"], words["tbt"], words["nodes"], dict[str, Any]()
+    begin = nodes and nodes // 2
+    if nodes is None:
+        answer = answer_of(cluster, trace, ttft, tbt, prices, words["quick"], words["jobs"])
+        report.show(answer)
+        result, nodes, begin = report.to_dict(answer), sum(answer.nodes), answer.nodes[0]
+        if plot_folder is not None:
+            report.draw(answer, plot_folder)
+    if words["compare"]:
+        found = compare_report.compared(
+            cluster, trace, ttft, tbt, nodes, begin, words["seeds"], words["jobs"]
+        )
+        compare_report.show(found, nodes, ttft, tbt)
+        result["comparison"] = compare_report.to_dict(found, nodes)
+        if plot_folder is not None:
+            compare_report.draw(found, plot_folder)
     if json_file is not None:
-        write_out("--json", json_file, (json.dumps(report.to_dict(answer), indent=1) + "\n").encode())
-    if plot_folder is not None:
-        report.draw(answer, plot_folder)
+        write_out("--json", json_file, (json.dumps(result, indent=1) + "\n").encode())
 
 
 def asked_trace(path: Path, words: dict[str, Any]) -> Trace:

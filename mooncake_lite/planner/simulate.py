@@ -20,7 +20,8 @@ from mooncake_lite.workloads.traces import Trace
 
 def simulate(cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, seed: int = 0) -> tuple[Found, float]:
     """Return how a cluster does, and the share of its decode steps that the profile does not cover."""
-    nodes, count = (cluster.nodes["prefill"], cluster.nodes["decode"]), len(trace.requests)
+    nodes = cluster.nodes.get("prefill", 0), cluster.nodes.get("decode", 0)
+    count = len(trace.requests)
     seen = late = slow = 0
 
     def hopeless(records: Sequence[Record]) -> bool:

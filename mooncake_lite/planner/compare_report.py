@@ -1,0 +1,140 @@
+"""`mooncake-lite plan --compare`: its options, and its results as a table, JSON and a figure.
+
+Used by `command.py`; `compare.py` compares. Explained in docs/explain/comparison.md.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mooncake_lite.config.machine import usable_cores
+from mooncake_lite.config.options import with_options, write_out
+from mooncake_lite.config.progress import counted, plain_table, wide_console
+from mooncake_lite.errors import ConfigError
+from mooncake_lite.planner.compare import STEP, Question, Result, compare, contenders, ranks
+from mooncake_lite.planner.jobs import jobs_of
+from mooncake_lite.planner.limits import Limit
+from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.figure import canvas
+from mooncake_lite.simulator.sweep import processes
+from mooncake_lite.workloads.traces import Trace
+
+FIGURE = "comparison.svg"
+MOST_REQUESTS = 2_000
+
+compare_options = with_options(
+    click.option("--compare", is_flag=True, help="Compare ways to serve on as many nodes, each at its best."),
+    click.option("--nodes", type=click.IntRange(2, 64),
+                 help="With --compare: of each way to serve; no plan is made.  [default: the plan's]"),
+    click.option("--seeds", type=click.IntRange(3, 100), default=3, show_default=True,
+                 help="With --compare: runs with other arrivals, from which spreads follow."),
+)  # fmt: skip
+"""Adds the options of a comparison."""
+
+
+def check(trace: Trace, words: dict[str, Any]) -> None:
+    """Raise ConfigError, with the fix, for options that contradict each other, and for a long trace."""
+    if words["nodes"] is not None and not words["compare"]:
+        raise ConfigError(f"--nodes {words['nodes']}: only --compare has it; a plan looks for the nodes")
+    if words["compare"] and len(trace.requests) > MOST_REQUESTS:
+        raise ConfigError(
+            f"--compare plays {MOST_REQUESTS:,} requests at most, and there are {len(trace.requests):,}; add "
+            f"--limit-requests {MOST_REQUESTS}"
+        )
+
+
+def compared(
+    cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, nodes: int, begin: int, seeds: int,
+    jobs: int | None,
+) -> list[Result]:  # fmt: skip
+    """Compare all ways to serve on so many nodes. begin: nodes that prefill, where the search begins."""
+    asked = contenders(cluster, nodes, begin)
+    with (
+        counted("ways to serve", seeds * len(asked)) as told,
+        processes(jobs or usable_cores(), mpi=False) as executor,
+    ):
+        return compare(asked, Question(trace, ttft, tbt), jobs_of(trace).rate, seeds, executor, told)
+
+
+def name_of(result: Result) -> str:
+    """Return what tells a result from others."""
+    return f"{result.system} ({result.mixed})" if result.mixed else result.system
+
+
+def show(results: Sequence[Result], nodes: int, ttft: Limit, tbt: Limit) -> None:
+    """Print the comparison with reuse, that without, and what cannot be told apart."""
+    say = wide_console().print
+    seeds = len(results[0].kept_rps)
+    say(
+        f"[bold]highest rate within {ttft} and {tbt} on {nodes} nodes[/bold], {seeds} seeds, in steps of "
+        f"{STEP - 1:.0%}", highlight=False,
+    )  # fmt: skip
+    for reuse in (True, False):
+        these = sorted((one for one in results if one.reuse is reuse), key=lambda one: -one.goodput_rps)
+        what = "with reuse" if reuse else "without reuse"
+        table = plain_table(
+            what, "best as", "requests/s", "least-most", "per node", "rank", left={what, "best as"}
+        )
+        for one, (best, worst) in zip(these, ranks(these)):
+            least, most = one.spread_rps
+            table.add_row(
+                name_of(one), one.configuration, f"{one.goodput_rps:.3f}", f"{least:.3f}-{most:.3f}",
+                f"{one.goodput_rps / nodes:.3f}", f"{best}" if best == worst else f"{best}-{worst}",
+            )  # fmt: skip
+        say(table)
+        if alike := _alike(these):
+            say(f"not distinguishable: {'; '.join(alike)}", highlight=False, soft_wrap=True)
+
+
+def _alike(results: Sequence[Result]) -> list[str]:
+    """Return the pairs whose spreads overlap, in words."""
+    pairs = combinations(results, 2)
+    return [
+        f"{name_of(one)} and {name_of(other)}"
+        for one, other in pairs
+        if not (one.is_above(other) or other.is_above(one))
+    ]
+
+
+def to_dict(results: Sequence[Result], nodes: int) -> dict[str, Any]:
+    """Return a comparison for JSON. ranks: among those with reuse, or among those without."""
+    rows: list[dict[str, Any]] = []
+    for reuse in (True, False):
+        these = [one for one in results if one.reuse is reuse]
+        for one, found in zip(these, ranks(these)):
+            fields = ("system", "reuse", "mixed", "configuration", "kept_rps", "failed_rps", "goodput_rps")
+            about = {name: getattr(one, name) for name in fields}
+            rows.append({**about, "spread_rps": one.spread_rps, "ranks": found})
+    return {"nodes": nodes, "step": STEP, "results": rows}
+
+
+def draw(results: Sequence[Result], folder: Path) -> None:
+    """Draw a bar for each way to serve, with reuse beside that without, and their spreads."""
+    file = io.BytesIO()
+    names = list(dict.fromkeys(map(name_of, results)))
+    with canvas(file, ".svg", "comparison", (7, 0.8 + 0.5 * len(names))) as (axes,):
+        for reuse, shift, color in ((True, -0.2, "0.35"), (False, 0.2, "0.75")):
+            these = [one for one in results if one.reuse is reuse]
+            places = [names.index(name_of(one)) + shift for one in these]
+            rates = [one.goodput_rps for one in these]
+            away = [
+                [rate - one.spread_rps[0] for rate, one in zip(rates, these)],
+                [one.spread_rps[1] - rate for rate, one in zip(rates, these)],
+            ]
+            label = "with reuse" if reuse else "without"
+            axes.barh(places, rates, 0.38, xerr=away, color=color, label=label, capsize=3)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("highest rate within both limits, requests/s")
+        axes.legend()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plot {folder}: {(error.strerror or str(error)).lower()}") from None
+    write_out("--plot", folder / FIGURE, file.getvalue())
