@@ -43,6 +43,8 @@ from mooncake_lite.launch.run_dir import ENVIRONMENT, RunDir
 SLOW_S = 1.5
 """Longer than ranks are given that have not started yet, and far less than those get that have."""
 
+NEVER_WHOLE = ("refuse", "deny", "vanish", "unborn", "stillborn")
+
 ROLES = ("steward", "prefill", "decode", "store")
 
 
@@ -99,7 +101,7 @@ def main() -> int:
         print("words on stderr", file=sys.stderr, flush=True)
     if behaviour != "silent":
         file.write("ready")
-    if behaviour in ("unheard", "unborn", "stillborn"):  # real clusters do not serve before all are there
+    if behaviour in ("unheard", *NEVER_WHOLE):  # real clusters do not serve before all are there
         Health.status = 503
     if place.rank == 0:
         conduct(port, run_dir, file, alone=behaviour == "survive")
