@@ -240,7 +240,7 @@ class Confined(contextlib.AbstractContextManager["Confined"]):
             "command": list(command),
             "cwd": str(cwd),
             "env": {**own, "PATH": path, **env, MARK: str(self._folder)},
-            "limits": _kernel_limits(self.limits),
+            "limits": _kernel_limits(self.limits, alone=self._user is not None),
             "forbidden": ""
             if self._level == "none"
             else filter_program(machine, own_namespaces=self._level == "namespaces").hex(),
@@ -417,15 +417,21 @@ def _root(tree: Path, folder: Path, limits: Limits) -> dict[str, object]:
     }
 
 
-def _kernel_limits(limits: Limits) -> dict[str, tuple[int, int]]:
-    """The limits that the kernel enforces for each process."""
-    megabyte = 1 << 20
+MOST_TASKS = 256
+"""Processes and threads that the kernel allows a user who has no others, if `Limits.tasks` is far less. Samples
+find an excess sooner, unless a program that only forks outruns them on a busy machine."""
+
+
+def _kernel_limits(limits: Limits, *, alone: bool) -> dict[str, tuple[int, int]]:
+    """The limits that the kernel enforces. alone: the user of the program has no other processes."""
+    megabyte, tasks = 1 << 20, max(MOST_TASKS, 2 * limits.tasks)
     address = max(limits.address_mb, 2 * limits.memory_mb) * megabyte
     return {
         "RLIMIT_AS": (address, address),
         "RLIMIT_CPU": (limits.cpu_s, limits.cpu_s + 1),
         "RLIMIT_FSIZE": (limits.file_mb * megabyte, limits.file_mb * megabyte),
         "RLIMIT_CORE": (0, 0),
+        **({"RLIMIT_NPROC": (tasks, tasks)} if alone else {}),
     }
 
 

@@ -21,7 +21,7 @@ import pytest
 from mooncake_lite.labs import sandbox, seccomp
 from mooncake_lite.labs.asking import Child, Stopped
 from mooncake_lite.labs.lab import Lab, labs_in
-from mooncake_lite.labs.sandbox import Confined, Limits, possible, run
+from mooncake_lite.labs.sandbox import MOST_TASKS, Confined, Limits, possible, run
 from mooncake_lite.launch.mpirun import COMMON, PROFILES
 from tests.mooncake_lite.labs.elsewhere import python_as
 from tests.mooncake_lite.labs.trees import ROOT, sandboxed
@@ -292,6 +292,13 @@ def test_a_program_that_exceeds_a_limit_is_killed_and_the_limit_is_named(
     code, _, reason = python(tmp_path, program, Limits(seconds=seconds, cpu_s=1, memory_mb=256, tasks=12))
     assert code != 0
     assert reason == says
+
+
+@needs_sandbox
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a program a user of its own")
+def test_the_kernel_bounds_the_processes_of_a_program_that_outruns_the_samples(tmp_path: Path) -> None:
+    program = "import resource\nprint(*resource.getrlimit(resource.RLIMIT_NPROC))"
+    assert python(tmp_path, program)[1].split() == [str(MOST_TASKS)] * 2
 
 
 def test_the_limit_of_seconds_begins_anew_with_each_input(
