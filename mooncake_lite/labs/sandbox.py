@@ -31,6 +31,7 @@ from mooncake_lite.labs.confine import INSIDE_ID, REFUSED, descendants, processe
 from mooncake_lite.labs.seccomp import MACHINES, filter_program
 
 SAMPLE_S = 0.05
+MOST_TASKS = 256  # of an unused user, by the kernel: a program that only forks may outrun the samples
 MARK = "MOONCAKE_LITE_SANDBOX"
 """Variable by which the processes of a sandbox can be found."""
 OUT_OF_TIME = 256 - signal.SIGXCPU
@@ -54,8 +55,7 @@ Level = Literal["namespaces", "uid", "none"]
 
 CANNOT_PROMISE: dict[Level, str] = {
     "namespaces": "",
-    "uid": "code of a region can read what every user of this machine can read, the arguments of other "
-    "programs among it",
+    "uid": "code of a region can read what all users of this machine can, other programs' arguments too",
     "none": "code of a region can read the reference and the seed, and can change results",
 }
 """A sentence for the teacher."""
@@ -188,10 +188,7 @@ class Confined(contextlib.AbstractContextManager["Confined"]):
         self._began = time.monotonic()
 
     def end(self) -> int:
-        """End the first process, and with it all others. Return the exit code of the program.
-
-        Where the kernel does not kill the others with it, the first process does that itself when it is told.
-        """
+        """End the first process, which takes all others with it; return the exit code of the program."""
         with contextlib.suppress(ProcessLookupError):
             if self.process.poll() is None:
                 os.kill(self.first, signal.SIGKILL if self._level == "namespaces" else signal.SIGTERM)
@@ -415,11 +412,6 @@ def _root(tree: Path, folder: Path, limits: Limits) -> dict[str, object]:
             "hosts": f"127.0.0.1 localhost {os.uname().nodename}\n",
         },
     }
-
-
-MOST_TASKS = 256
-"""Processes and threads that the kernel allows a user who has no others, if `Limits.tasks` is far less. Samples
-find an excess sooner, unless a program that only forks outruns them on a busy machine."""
 
 
 def _kernel_limits(limits: Limits, *, alone: bool) -> dict[str, tuple[int, int]]:
