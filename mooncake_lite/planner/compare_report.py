@@ -14,12 +14,13 @@ from typing import Any
 import click
 
 from mooncake_lite.config.machine import usable_cores
-from mooncake_lite.config.options import with_options, write_out
+from mooncake_lite.config.options import with_options
 from mooncake_lite.config.progress import counted, plain_table, wide_console
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner.compare import STEP, Question, Result, compare, contenders, ranks
 from mooncake_lite.planner.jobs import jobs_of
 from mooncake_lite.planner.limits import Limit
+from mooncake_lite.planner.report import write_figures
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.figure import canvas
 from mooncake_lite.simulator.sweep import processes
@@ -133,8 +134,4 @@ def draw(results: Sequence[Result], folder: Path) -> None:
         axes.invert_yaxis()
         axes.set_xlabel("highest rate within both limits, requests/s")
         axes.legend()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--plot {folder}: {(error.strerror or str(error)).lower()}") from None
-    write_out("--plot", folder / FIGURE, file.getvalue())
+    write_figures(folder, {FIGURE: file.getvalue()})

@@ -151,23 +151,7 @@ def tbt_s(answers: np.ndarray, step_s: float | np.ndarray, gap_s: np.ndarray) ->
     """Return the mean of each request's slowest tenth of gaps: its first gap, and steps like all others.
 
     So an answer of up to eleven tokens is as slow as its first gap, and no number of decode nodes makes that
-    shorter than two steps and one load.
+    shorter than one load and one step.
     """
     slow = np.ceil(np.maximum(answers - 1, 1) / 10)
     return np.where(answers > 1, (gap_s + (slow - 1) * step_s) / slow, 0.0)
-
-
-def mean_ttft_s(wait: Wait, service_s: np.ndarray) -> float:
-    """Return the mean time to the first token."""
-    return wait.mean_s + float(service_s.mean())
-
-
-def ttft_quantile_s(share: float, wait: Wait, service_s: np.ndarray) -> float:
-    """Return the TTFT that this share of requests stays within, found by halving."""
-    if wait.mean_s == inf:
-        return inf
-    low, high = 0.0, float(service_s.max()) + wait.mean_s * 50
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if share_within(middle, wait, service_s) >= share else (middle, high)
-    return high

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.planner.batch import Batch
@@ -25,7 +26,6 @@ from mooncake_lite.planner.pool import Pool
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.trace_source import TraceSource
-from mooncake_lite.simulator.workload import mixed
 from mooncake_lite.workloads.traces import Trace
 from scheduler.costs import Costs
 from scheduler.flows import Flows
@@ -259,5 +259,5 @@ class _View:
         return self._run._costs.fetch_s(self._run._ranks, 0, moved, self._run._flows.least(self.pool))
 
     def draw(self, what: str) -> int:
-        """Return a number that depends on the request alone."""
-        return mixed(self._request, len(what))
+        """Return the number that the simulator's view draws for this request."""
+        return xxh3_64_intdigest(f"{what} r{self._request + 1}".encode())

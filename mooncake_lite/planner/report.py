@@ -23,7 +23,7 @@ from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.figure import canvas, check_plot
 from mooncake_lite.workloads.traces import Trace
 
-FIGURE = "plan.svg"
+FIGURE, ROOFLINE = "plan.svg", "roofline.svg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +219,14 @@ def draw(answer: Planned, folder: Path) -> None:
                 ylabel=f"within {limit.seconds * 1e3:g} ms",
             )
             axes.legend()
+    write_figures(folder, {FIGURE: file.getvalue(), ROOFLINE: roofline.draw(answer.cluster, answer.roofline)})
+
+
+def write_figures(folder: Path, figures: Mapping[str, bytes]) -> None:
+    """Write files into the folder of --plot, which is made. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--plot {folder}: {(error.strerror or str(error)).lower()}") from None
-    write_out("--plot", folder / FIGURE, file.getvalue())
-    write_out("--plot", folder / "roofline.svg", roofline.draw(answer.cluster, answer.roofline))
+    for name, content in figures.items():
+        write_out("--plot", folder / name, content)

@@ -1,6 +1,6 @@
 """The smallest cluster that keeps the limits of a workload: candidates, how each does, and which one it is.
 
-Pure but for the simulations that it asks for. Explained in docs/explain/planning.md.
+Pure. Explained in docs/explain/planning.md.
 
     closed forms -> where to begin    replays -> downhill to the smallest    simulations -> around it
 """

@@ -121,7 +121,10 @@ def run_one(words: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
-    """Give an executor: `jobs` processes of this host, or the other ranks of an mpirun."""
+    """Give an executor: `jobs` processes of this host, or the other ranks of an mpirun.
+
+    Processes of this host hear no Ctrl-C, and are ended where this one is interrupted or fails.
+    """
     executor: Executor
     if mpi:
         from mpi4py.futures import MPIPoolExecutor
@@ -129,8 +132,16 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
         executor = MPIPoolExecutor()
     else:
         executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started now inherit it
+        for _ in range(jobs):
+            executor.submit(int)
+        signal.signal(signal.SIGINT, before)
     try:
         yield executor
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
     finally:
         executor.shutdown(cancel_futures=True)
 
@@ -141,10 +152,8 @@ def play_sweep(sweep: Sweep, executor: Executor, told: Callable[[], None]) -> li
     futures: dict[Future[dict[str, Any]], tuple[int, int]] = {}
     found: dict[tuple[int, int], dict[str, Any]] = {}
     try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started now inherit it
         for place, run in zip(places, sweep.runs):
             futures[executor.submit(run_one, run)] = place
-        signal.signal(signal.SIGINT, before)
         for future in as_completed(futures):
             row, _ = place = futures[future]
             try:

@@ -70,6 +70,14 @@ def test_a_small_pool_reuses_less_in_a_replay_as_in_the_simulator() -> None:
     assert played.cached.sum() < 0.8 * replay(with_nodes(CLUSTER, (2, 2)), trace).cached.sum()
 
 
+@pytest.mark.parametrize("policy", ["random", "least-loaded", "global-cache"])
+def test_a_policy_reuses_as_much_in_a_replay_as_in_the_simulator(policy: str) -> None:
+    cluster, trace = replace(with_nodes(CLUSTER, (3, 2)), policy=policy), workload("rag", 200, 2.5)
+    played, outcome = replay(cluster, trace), play(cluster, TraceSource(trace), 0)
+    assert int(played.cached.sum()) == pytest.approx(outcome.reused["dram"], rel=0.05)
+    near(played.ttft_s, np.array([one.ttft_s for one in outcome.records]), 0.1)
+
+
 @pytest.fixture(scope="module")
 def calm() -> tuple[Trace, Replayed]:
     trace = workload("rag", 250, 2.0)
