@@ -176,7 +176,7 @@ def answer_of(
     jobs_there = jobs_of(trace, cluster.node_blocks * nodes[0])
     return report.Planned(
         cluster, trace, jobs_there, ttft, tbt, guess, replayed, simulated, nodes, search.found,
-        first.to_spare(nodes), dram, off, prices, cost_of(prices, nodes, dram, jobs_there),
+        first.load(), first.to_spare(nodes), dram, off, prices, cost_of(prices, nodes, dram, jobs_there),
         roofline_of(cluster, jobs_there, first.step(nodes[1]).step_s, tbt.seconds),
         warnings_of(search, first, nodes, jobs_there),
     )  # fmt: skip

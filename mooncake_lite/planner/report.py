@@ -32,6 +32,7 @@ class Planned:
 
     guess      by closed forms; replayed: the smallest by replays; nodes: the answer
     replays    all candidates that were replayed
+    load       nodes of each kind that are busy in the mean
     to_spare   how much faster requests could come, by closed forms, for the nodes of each kind
     dram       bytes of each node that prefills, with which the limits are still kept in replays
     off        (assumption, factor) -> the answer of replays if it is off by that; None: no cluster would do
@@ -47,6 +48,7 @@ class Planned:
     simulated: Simulated | None
     nodes: Nodes
     replays: Mapping[Nodes, Found]
+    load: tuple[float, float]
     to_spare: tuple[float, float]
     dram: int
     off: Mapping[tuple[str, float], Nodes | None]
@@ -101,6 +103,8 @@ def show(answer: Planned) -> None:
         f"[bold]smallest cluster: {name_of(answer.nodes)}[/bold], {prefills} nodes that prefill "
         f"and {decodes} that decode ({how})",
         _candidates(answer),
+        f"load: prompts keep {answer.load[0]:.2f} of {prefills} nodes busy, sequences "
+        f"{answer.load[1]:.2f} of {decodes}",
         f"closed forms alone say {name_of(answer.guess)}; by them requests could come {faster[0]:.2f} times "
         f"as fast for the nodes that prefill, {faster[1]:.2f} times for those that decode: "
         f"{answer.balance:.2g} to 1 would balance them",
@@ -186,6 +190,7 @@ def to_dict(answer: Planned) -> dict[str, Any]:
         },
         "closed_forms": answer.guess,
         "candidates": [asdict(one) for one in answer.frontier()],
+        "load": answer.load,
         "to_spare": answer.to_spare,
         "balance": answer.balance,
         "node_dram_bytes": answer.dram,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mooncake_lite.cli import main
@@ -26,7 +31,9 @@ from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.workloads.kinds import KINDS, made
 from mooncake_lite.workloads.rescale import sped
 from mooncake_lite.workloads.traces import Trace, read_trace
+from tests.mooncake_lite.simulator.test_sweep import is_gone
 from tests.mooncake_lite.workloads.made import write
+from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.quick
 
@@ -270,3 +277,21 @@ def test_requests_that_all_come_at_once_have_no_plan(
     file = write(tmp_path / "batch.jsonl", made(KINDS["batch"], 20, 1.0, 1))
     assert run(str(file), *LIMITS) == 2
     assert "all requests come at once" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_plan_and_its_processes_without_a_traceback(tmp_path: Path) -> None:
+    file = write(tmp_path / "long.jsonl", made(KINDS["rag"], 4_000, 6.0, 5))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mooncake_lite", "plan", str(file), *LIMITS, "--jobs", "2"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        below = psutil.Process(process.pid)
+        assert wait_until(lambda: len(below.children()) >= 3, patient(60.0))  # two, and Python's tracker
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert is_gone(process.pid, limit_s=20)
