@@ -12,8 +12,8 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.shares import Share, whole
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages
-from mooncake_lite.model.stages import WHOLE, Stage
 from mooncake_lite.profiles.file import profile_of
 
 
@@ -33,16 +33,16 @@ def build_engine(
     model_config: ModelConfig,
     threads: int,
     progress: Starting,
-    stage: Stage = WHOLE,
+    share: Share | None = None,
 ) -> ComputeEngine:
-    """Build the engine that the configuration asks for, of the layers of a stage.
+    """Build the engine that the configuration asks for, of what a rank holds of the model; None: all.
 
     threads   set in the environment before this is called: Numba reads it when it is imported
 
     Raises ModelError when the folder cannot be used, ConfigError when the profile does not fit the model.
     """
     if config.engine == "emulated":
-        return emulated_engine(config, folder, model_config, stage)
+        return emulated_engine(config, folder, model_config, share)
     from kernels_numba.ahead import compile_ahead, steps_of
     from mooncake_lite.engine.compiling import kernel_use
     from mooncake_lite.engine.engine import Engine
@@ -55,21 +55,22 @@ def build_engine(
     if use is not None:
         compile_ahead(steps_of(use), progress.compiling)
     progress.starting("loading the model")
-    model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant, stage)
-    engine = Engine(model, num_pages(config, model_config, stage), config.block_size, config.kv_codec)
+    model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant, share)
+    engine = Engine(model, num_pages(config, model_config, share), config.block_size, config.kv_codec)
     progress.starting("warming up")
     warm_up(engine)
     return engine
 
 
 def emulated_engine(
-    config: ServeConfig, folder: Path, model_config: ModelConfig, stage: Stage = WHOLE
+    config: ServeConfig, folder: Path, model_config: ModelConfig, share: Share | None = None
 ) -> EmulatedEngine:
     """Build an engine that sleeps by its profile. See build_engine."""
-    compute, part = profile_of(config, folder, model_config).compute, stage.part_of(model_config)
+    compute = profile_of(config, folder, model_config).compute
+    part = (share or whole(model_config)).part_of(model_config)
     return EmulatedEngine(
         block_layout(config, part),
-        num_pages(config, model_config, stage),
+        num_pages(config, model_config, share),
         model_config.vocab_size,
         lambda load: compute.seconds(load) * part.layers / model_config.layers,
         hidden_nbytes=hidden_nbytes(config, model_config),

@@ -24,7 +24,7 @@ from mooncake_lite.model.linear_paths import choose_paths
 from mooncake_lite.model.path_table import PathTable, this_machine
 from mooncake_lite.model.projection import INVARIANT, Projection, embedded, invariant_pieces
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
-from mooncake_lite.model.stages import WHOLE, Stage
+from mooncake_lite.model.shares import Share, whole
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
 
@@ -279,7 +279,7 @@ def load_model(
     device: str = "cpu",
     weights: str = "auto",
     batch_invariant: bool = False,
-    stage: Stage = WHOLE,
+    share: Share | None = None,
 ) -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
@@ -288,7 +288,7 @@ def load_model(
 
     batch_invariant   the bits of a sequence do not depend on the other sequences, the threads or the pages;
                       on a CPU in float32
-    stage             of a pipeline, whose layers are wanted alone
+    share             of an instance of several ranks, whose part is wanted alone; None: all of the model
 
     On a CPU in float32 the first process of a machine measures which kernels multiply how many rows
     (linear_paths.py). Raises ModelError when the folder is damaged or not a supported model, or the device
@@ -299,6 +299,7 @@ def load_model(
     check_batch_invariant(batch_invariant, dtype, device)
     _check_device(device)
     config = load_config(folder)
+    share = share or whole(config)
     source = weight_source(folder, weights, dtype, device)
-    found = load_weights(source, config, dtype, device, stage)
-    return Model(stage.part_of(config), found, dtype, device, batch_invariant)
+    found = load_weights(source, config, dtype, device, share)
+    return Model(share.part_of(config), found, dtype, device, batch_invariant)

@@ -10,7 +10,7 @@ from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ITEMSIZE, ModelConfig
-from mooncake_lite.model.stages import WHOLE, Stage
+from mooncake_lite.model.shares import Share, whole
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
@@ -40,9 +40,10 @@ def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
     return block_layout(config, model).cache_nbytes * PAGE_TOKENS // config.block_size
 
 
-def num_pages(config: ServeConfig, model: ModelConfig, stage: Stage = WHOLE) -> int:
-    """Pages of the KV cache of one rank that computes: on all stages as many as on the first one."""
-    return config.kv_cache_bytes // page_nbytes(config, Stage(0, stage.count).part_of(model))
+def num_pages(config: ServeConfig, model: ModelConfig, share: Share | None = None) -> int:
+    """Pages of the KV cache of one rank that computes: as many as the largest share of its instance has."""
+    largest = (share or whole(model)).largest(model)
+    return config.kv_cache_bytes // page_nbytes(config, largest.part_of(model))
 
 
 def hidden_nbytes(config: ServeConfig, model: ModelConfig) -> int:

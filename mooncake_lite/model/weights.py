@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import DType, ModelConfig
-from mooncake_lite.model.stages import WHOLE, Stage
+from mooncake_lite.model.shares import Share, whole
 from mooncake_lite.model.weight_source import WeightSource
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Those of a stage. head is the embedding itself where they are tied. embedding, head (vocab, hidden).
+    """Those of a share. head is the embedding itself where they are tied. embedding, head (vocab, hidden).
 
     The embedding is a tensor wherever there is one: a token reads one row of it. None but on the first stage;
     norm and head: None but on the last one.
@@ -114,27 +114,28 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(
-    source: WeightSource, config: ModelConfig, dtype: DType, device: str, stage: Stage = WHOLE
+    source: WeightSource, config: ModelConfig, dtype: DType, device: str, share: Share | None = None
 ) -> Weights:
     """Map the files of a source; convert tensors stored in another dtype, move them to another device.
 
-    config   of the whole model. Of a stage of a pipeline, only what it computes with is converted and moved
+    config   of the whole model
+    share    of an instance of several ranks: only what it computes with is converted and moved; None: all
 
     Raises ModelError when a tensor is missing, unknown, of another shape or of a format that is not
     supported, or when a file is damaged.
     """
     import torch
 
-    wanted = getattr(torch, dtype)
+    wanted, share = getattr(torch, dtype), share or whole(config)
     tensors: dict[str, torch.Tensor] = {}
     if source.tensors:
         stored = _read_tensors(source.tensors, config)
         config = _untied(config, stored)
-        tensors = {name: stored[name].to(device=device, dtype=wanted) for name in _names(stage, config)}
+        tensors = {name: stored[name].to(device=device, dtype=wanted) for name in _names(share, config)}
     first: Mapping[str, torch.Tensor | GgufRows] = tensors
     if source.blocks is not None:
-        first = _read_blocks(source.blocks, config, _names(stage, config))
-    return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config, stage)
+        first = _read_blocks(source.blocks, config, _names(share, config))
+    return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config, share)
 
 
 def _untied(config: ModelConfig, stored: dict[str, torch.Tensor]) -> ModelConfig:
@@ -152,12 +153,12 @@ def _untied(config: ModelConfig, stored: dict[str, torch.Tensor]) -> ModelConfig
     return replace(config, tie_embeddings=False)
 
 
-def _names(stage: Stage, config: ModelConfig) -> list[str]:
-    """The tensors that a stage computes with."""
-    prefixes = [f"model.layers.{layer}." for layer in stage.layers(config)]
-    if stage.is_first or (stage.is_last and config.tie_embeddings):
+def _names(share: Share, config: ModelConfig) -> list[str]:
+    """The tensors that a rank computes with."""
+    prefixes = [f"model.layers.{layer}." for layer in share.layers]
+    if share.is_first or (share.is_last and config.tie_embeddings):
         prefixes.append("model.embed_tokens.")
-    if stage.is_last:
+    if share.is_last:
         prefixes += ["model.norm.", "lm_head."]
     return [name for name in expected_shapes(config) if name.startswith(tuple(prefixes))]
 
@@ -271,18 +272,18 @@ def _as_stored(format: str, data: np.ndarray, shape: tuple[int, ...]) -> torch.T
     return GgufRows(format, data)
 
 
-def _grouped(found: dict[str, _Forms], config: ModelConfig, stage: Stage) -> Weights:
+def _grouped(found: dict[str, _Forms], config: ModelConfig, share: Share) -> Weights:
     embedding = head = None
-    if stage.is_first:
+    if share.is_first:
         blocks, tensor = found[_EMBEDDING]
         embedding = blocks if tensor is None else tensor
-    if stage.is_last:
+    if share.is_last:
         blocks, tensor = found[_EMBEDDING if config.tie_embeddings else _HEAD]
         head = Linear(blocks, None, tensor)
     return Weights(
         embedding=embedding,
-        layers=tuple(_layer(found, f"model.layers.{layer}.") for layer in stage.layers(config)),
-        norm=_tensor(found["model.norm.weight"]) if stage.is_last else None,
+        layers=tuple(_layer(found, f"model.layers.{layer}.") for layer in share.layers),
+        norm=_tensor(found["model.norm.weight"]) if share.is_last else None,
         head=head,
     )
 

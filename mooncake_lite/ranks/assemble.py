@@ -24,8 +24,8 @@ from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import FOLLOWED
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
+from mooncake_lite.model.shares import shares_of
 from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
-from mooncake_lite.model.stages import WHOLE
 from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.ranks.computing.pipeline import Pipeline, StageLinks, StageLoop, StageMemory
 from mooncake_lite.ranks.conductor_link import ConductorLink
@@ -205,9 +205,10 @@ def _compute(start: _Start) -> _Part:
     from mooncake_lite.ranks.computing.traced import ComputeTrace, TracedRunner
 
     links = start.links
-    stage = links.stage if links is not None else WHOLE
-    engine = build_engine(config, start.folder, start.model_config, threads, process, stage)
-    memory = StageMemory(config, start.model_config, role, stage, start.transfers.local)
+    stages, stage = (len(links.ranks), links.number) if links is not None else (1, 0)
+    share = shares_of(start.model_config, stages)[stage]
+    engine = build_engine(config, start.folder, start.model_config, threads, process, share)
+    memory = StageMemory(config, start.model_config, role, share, start.transfers.local)
     blocks = StagingBlocks(memory.staging, memory.layout, engine)
     pipeline = Pipeline(links, memory, engine, start.transfers) if links is not None else None
     own = Runner(engine, blocks, start.transfers, pipeline.compute if pipeline else None)
@@ -217,7 +218,7 @@ def _compute(start: _Start) -> _Part:
         trace = ComputeTrace(start.tracer, config.roles)
         trace.watch(near.conductor, start.transfers)
         runner = TracedRunner(runner, trace)
-    if pipeline is not None and not stage.is_first:
+    if pipeline is not None and not share.is_first:
         part = _Part(StageLoop(pipeline, runner, own, start.conductor).run)
     else:
         hello, staging = start.conductor.hello, Staging(blocks.half_blocks, blocks.num_slots)

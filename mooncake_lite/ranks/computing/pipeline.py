@@ -30,8 +30,8 @@ from mooncake_lite.engine.runner import Runner
 from mooncake_lite.launch.run_dir import RunDir
 from mooncake_lite.messages.stages import HalfEnded, LateTokens, StageMail, StageStep
 from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.shares import Share
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, pool_bytes, stage_bytes
-from mooncake_lite.model.stages import Stage
 from mooncake_lite.ranks.computing.loop import StepRunner
 from mooncake_lite.ranks.conductor_link import ConductorLink
 from scheduler.instance import Late, TransferEnded
@@ -51,14 +51,14 @@ NOTHING = StageStep([], [], [], [])
 class StageLinks:
     """Messages between the ranks of a pipeline.
 
-    ranks   of the pipeline, first stage first; stage: this rank's
+    ranks   of the pipeline, first stage first; number: of this rank's stage
 
     They exchange addresses over MPI, so all other ranks have to call `world.allgather_bytes` meanwhile.
     """
 
     def __init__(self, world: World, ranks: list[int], run_dir: RunDir, keys: CurveKeys) -> None:
         self.ranks = ranks
-        self.stage = Stage(self.ranks.index(world.rank), len(self.ranks))
+        self.number = self.ranks.index(world.rank)
         self._spokes: dict[int, Spoke] = {}
         self._sent, self._heard = Counter[int](), Counter[str]()
         decoder, keys = Decoder(StageMail), CurveKeys.generate(keys)
@@ -68,7 +68,7 @@ class StageLinks:
         for number, rank in enumerate(self.ranks):
             if rank != world.rank:
                 endpoint, public = msgspec.msgpack.decode(found[rank], type=tuple[str, str])
-                name, theirs = f"stage-{self.stage.number}", keys.for_server(public)
+                name, theirs = f"stage-{self.number}", keys.for_server(public)
                 self._spokes[number] = Spoke(endpoint, name, decoder, theirs, context=self._hub.context)
 
     def receive(self, wait_s: float) -> list[Any]:
@@ -112,12 +112,12 @@ class StageMemory:
     """
 
     def __init__(
-        self, config: ServeConfig, model: ModelConfig, role: str, stage: Stage, segment: np.ndarray
+        self, config: ServeConfig, model: ModelConfig, role: str, share: Share, segment: np.ndarray
     ) -> None:
         lent = pool_bytes(config, model, role)
         self.offset = len(segment) - stage_bytes(config, model, role)
-        self.layers, self.layout = stage.layers(model), block_layout(config, stage.part_of(model))
-        count = (self.offset - lent) // block_layout(config, Stage(0, stage.count).part_of(model)).nbytes
+        self.layers, self.layout = share.layers, block_layout(config, share.part_of(model))
+        count = (self.offset - lent) // block_layout(config, share.largest(model).part_of(model)).nbytes
         self.staging = segment[lent : lent + count * self.layout.nbytes]
         rows = config.max_num_batched_tokens
         self.slots = segment[self.offset :].reshape(-1, rows, hidden_nbytes(config, model))
@@ -135,7 +135,7 @@ class Pipeline:
         self, links: StageLinks, memory: StageMemory, engine: ComputeEngine, transfers: TransferEngine
     ) -> None:
         self.near = Neighbours(
-            links.ranks, links.stage.number, transfers, memory.slots, memory.offset, links.receive, links.tell
+            links.ranks, links.number, transfers, memory.slots, memory.offset, links.receive, links.tell
         )
         self._engine = StageEngine(engine, self.near)
         self.compute = self._engine.compute

@@ -13,6 +13,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.launch.mpirun import rank_flags
 from mooncake_lite.launch.threads import threads_for
+from mooncake_lite.model.shares import shares_of
 from mooncake_lite.model.sizes import (
     block_layout,
     context_length,
@@ -21,7 +22,6 @@ from mooncake_lite.model.sizes import (
     page_nbytes,
     segment_bytes,
 )
-from mooncake_lite.model.stages import Stage
 from mooncake_lite.ranks.computing.build import GROUP_S, even_context, least_by_layers, limits_of
 from scheduler.costs import LoadCost
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
@@ -88,7 +88,7 @@ def test_a_rank_is_told_how_long_its_pipeline_is() -> None:
 def test_all_stages_have_as_many_pages_as_the_first_one_which_has_the_most_layers() -> None:
     config = ServeConfig(**FOUR, kv_cache_bytes=2**20)
     first = replace(MODEL, layers=4, windows=(None,) * 4)
-    pages = [num_pages(config, MODEL, Stage(number, 2)) for number in range(2)]
+    pages = [num_pages(config, MODEL, share) for share in shares_of(MODEL, 2)]
     assert pages == [2**20 // page_nbytes(config, first)] * 2
     assert pages[0] > num_pages(config, MODEL) == 2**20 // page_nbytes(config, MODEL)
     assert page_nbytes(config, first) * 7 == page_nbytes(config, MODEL) * 4

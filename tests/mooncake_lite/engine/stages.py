@@ -25,7 +25,7 @@ from mooncake_lite.engine.runner import Runner
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages.stages import TO_STAGE
 from mooncake_lite.model.forward import Model
-from mooncake_lite.model.stages import Stage
+from mooncake_lite.model.shares import Share, shares_of
 from mooncake_lite.model.weights import Weights
 from scheduler.instance import Result, Step
 from store.layout import BlockLayout
@@ -40,18 +40,18 @@ FIRST_RANK = 100
 
 def stage_models(model: Model, count: int) -> list[Model]:
     """Return a model for each stage, without a copy of the weights."""
-    return [_part(model, Stage(number, count)) for number in range(count)]
+    return [_part(model, share) for share in shares_of(model.config, count)]
 
 
-def _part(model: Model, stage: Stage) -> Model:
-    layers, weights = stage.layers(model.config), model.weights
+def _part(model: Model, share: Share) -> Model:
+    layers, weights = share.layers, model.weights
     some = Weights(
-        weights.embedding if stage.is_first else None,
+        weights.embedding if share.is_first else None,
         weights.layers[layers.start : layers.stop],
-        weights.norm if stage.is_last else None,
-        weights.head if stage.is_last else None,
+        weights.norm if share.is_last else None,
+        weights.head if share.is_last else None,
     )
-    return Model(stage.part_of(model.config), some, "float32", str(model.device), model.batch_invariant)
+    return Model(share.part_of(model.config), some, "float32", str(model.device), model.batch_invariant)
 
 
 class StagedRunner:

@@ -17,8 +17,8 @@ from mooncake_lite.engine.pipeline import part_of
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
 from mooncake_lite.messages.stages import HalfEnded, HiddenTaken, StageMail, StageMove, StageStep
+from mooncake_lite.model.shares import shares_of
 from mooncake_lite.model.sizes import HIDDEN_SLOTS, block_layout, pool_bytes, segment_bytes
-from mooncake_lite.model.stages import Stage
 from mooncake_lite.ranks.computing.pipeline import StageLinks, StageLoop, StageMemory
 from mooncake_lite.ranks.conductor_link import ConductorLink
 from scheduler.instance import Result, Step, TransferEnded
@@ -41,7 +41,7 @@ CONFIG = ServeConfig(
 def memory(number: int) -> tuple[np.ndarray, StageMemory]:
     role = "stage" if number else "prefill"
     segment = np.zeros(segment_bytes(CONFIG, MODEL, role), np.uint8)
-    return segment, StageMemory(CONFIG, MODEL, role, Stage(number, 4), segment)
+    return segment, StageMemory(CONFIG, MODEL, role, shares_of(MODEL, 4)[number], segment)
 
 
 def test_the_parts_of_a_stages_segment_do_not_overlap_and_the_slots_lie_where_the_next_one_reads() -> None:

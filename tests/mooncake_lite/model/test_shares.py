@@ -1,4 +1,4 @@
-"""Stages of a model: which layers each has, what it reads of the weights, and that they are the model."""
+"""Shares of a model: which layers and heads each has, what it reads of the weights; stages are the model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from kernels_numba.matmul.linear_layers import GgufRows, dequantize_v0
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.engine import Engine
+from mooncake_lite.errors import ModelError
 from mooncake_lite.messages import Sampling
 from mooncake_lite.model import convert, weights
-from mooncake_lite.model.config import load_config
+from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.forward import load_model
 from mooncake_lite.model.resolve import pull
-from mooncake_lite.model.stages import WHOLE, Stage
+from mooncake_lite.model.shares import shares_of, whole
+from mooncake_lite.model.sizes import num_pages, page_nbytes
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import Weights, load_weights
 from scheduler.instance import JobId
@@ -26,10 +29,6 @@ from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
 from tests.mooncake_lite.model.conftest import TinyPublished, tiny_model
 
 SMALL = SMALL_MODEL.config
-
-
-def stages(count: int) -> list[Stage]:
-    return [Stage(number, count) for number in range(count)]
 
 
 # ------------------------------------------------------------------------------- which layers
@@ -43,7 +42,7 @@ def test_the_layers_are_spread_and_the_first_stages_have_more(
     layers: int, count: int, sizes: list[int]
 ) -> None:
     model = replace(SMALL, layers=layers, windows=(None,) * layers)
-    parts = [stage.layers(model) for stage in stages(count)]
+    parts = [share.layers for share in shares_of(model, count)]
     assert [len(part) for part in parts] == sizes
     assert [layer for part in parts for layer in part] == list(range(layers))
 
@@ -51,29 +50,101 @@ def test_the_layers_are_spread_and_the_first_stages_have_more(
 @pytest.mark.quick
 def test_a_stage_has_the_windows_of_its_layers_and_all_other_sizes_of_the_model() -> None:
     model = replace(SMALL, layers=5, windows=(None, 7, None, 8, 9))
-    parts = [stage.part_of(model) for stage in stages(2)]
+    parts = [share.part_of(model) for share in shares_of(model, 2)]
     assert [part.windows for part in parts] == [(None, 7, None), (8, 9)]
     assert [part.layers for part in parts] == [3, 2]
     assert all(replace(part, layers=5, windows=model.windows) == model for part in parts)
-    assert WHOLE.part_of(model) == model
+    assert whole(model).part_of(model) == model
 
 
 @pytest.mark.quick
 def test_one_stage_is_first_and_one_is_last_and_a_whole_model_is_both() -> None:
-    assert [(one.is_first, one.is_last) for one in stages(3)] == [
+    assert [(one.is_first, one.is_last) for one in shares_of(SMALL, 3)] == [
         (True, False),
         (False, False),
         (False, True),
     ]
-    assert (WHOLE.is_first, WHOLE.is_last) == (True, True)
+    assert (whole(SMALL).is_first, whole(SMALL).is_last) == (True, True)
+
+
+# ------------------------------------------------------------------------------- which heads
+
+
+def sized(heads: int, kv_heads: int, inner: int = 1536, vocab: int = 49152) -> ModelConfig:
+    return replace(SMALL, heads=heads, kv_heads=kv_heads, intermediate_size=inner, vocab_size=vocab)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("heads", "members", "dealt"),
+    [
+        ((9, 3), 1, [(9, 3)]),
+        ((9, 3), 2, [(6, 2), (3, 1)]),
+        ((9, 3), 3, [(3, 1)] * 3),
+        ((12, 6), 3, [(4, 2)] * 3),
+        ((14, 2), 2, [(7, 1)] * 2),
+        ((16, 8), 3, [(6, 3), (6, 3), (4, 2)]),
+    ],
+)
+def test_members_hold_kv_heads_unequal_by_one_at_most_and_the_queries_that_read_them(
+    heads: tuple[int, int], members: int, dealt: list[tuple[int, int]]
+) -> None:
+    model = sized(*heads)
+    shares = shares_of(model, members=members)
+    parts = [share.part_of(model) for share in shares]
+    assert [(part.heads, part.kv_heads) for part in parts] == dealt
+    assert [head for share in shares for head in share.heads] == list(range(heads[0]))
+    assert [head for share in shares for head in share.kv_heads] == list(range(heads[1]))
+    group = heads[0] // heads[1]
+    for share in shares:
+        assert {head // group for head in share.heads} == {*share.kv_heads}
+        assert share.layers == range(model.layers)
+        assert share.largest(model) == shares[0]
+        assert share.is_first
+        assert share.is_last
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("members", "inner", "ends"),
+    [
+        (2, 1536, [768, 1536]),
+        (3, 1536, [512, 1024, 1536]),
+        (2, 4864, [2432, 4864]),
+        (3, 4864, [1600, 3232, 4864]),
+    ]
+    + [(3, 112, [32, 64, 112]), (3, 80, [26, 53, 80])],
+)
+def test_the_mlp_and_the_vocabulary_are_cut_at_blocks_where_there_are_enough(
+    members: int, inner: int, ends: list[int]
+) -> None:
+    shares = shares_of(sized(9, 3, inner, inner), members=members)
+    for spans in ([share.inner for share in shares], [share.vocab for share in shares]):
+        assert [span.stop for span in spans] == ends
+        assert [span.start for span in spans] == [0, *ends[:-1]]
+
+
+@pytest.mark.quick
+def test_more_members_than_kv_heads_and_members_of_stages_are_refused() -> None:
+    with pytest.raises(ModelError, match="size 3: the model has 2 key/value heads; use at most so many"):
+        shares_of(sized(14, 2), members=3)
+    with pytest.raises(ValueError, match="2 stages of 2 members each"):
+        shares_of(sized(14, 2), stages=2, members=2)
+
+
+@pytest.mark.quick
+def test_all_members_have_as_many_pages_as_the_one_with_the_most_kv_heads() -> None:
+    model, config = sized(9, 3), ServeConfig(kv_cache_bytes=2**26)
+    pages = [num_pages(config, model, share) for share in shares_of(model, members=2)]
+    assert pages == [2**26 // page_nbytes(config, sized(6, 2))] * 2
 
 
 # ------------------------------------------------------------------------------- which weights
 
 
-def parts_of(folder: Path, count: int, choice: str = "float32") -> list[Weights]:
+def parts_of(folder: Path, stages: int, choice: str = "float32") -> list[Weights]:
     source, config = weight_source(folder, choice, "float32", "cpu"), load_config(folder)
-    return [load_weights(source, config, "float32", "cpu", stage) for stage in stages(count)]
+    return [load_weights(source, config, "float32", "cpu", share) for share in shares_of(config, stages)]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -107,25 +178,26 @@ class Asked(dict[str, torch.Tensor]):
 
 
 @pytest.mark.parametrize(
-    ("tied", "stage", "others"),
+    ("tied", "stage", "count", "others"),
     [
-        (False, Stage(0, 2), {"embed_tokens"}),
-        (False, Stage(1, 3), set()),
-        (False, Stage(1, 2), {"norm", "lm_head"}),
-        (True, Stage(1, 2), {"norm", "embed_tokens"}),
+        (False, 0, 2, {"embed_tokens"}),
+        (False, 1, 3, set()),
+        (False, 1, 2, {"norm", "lm_head"}),
+        (True, 1, 2, {"norm", "embed_tokens"}),
     ],
 )
 def test_tensors_of_other_stages_are_not_converted(
-    tied: bool, stage: Stage, others: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tied: bool, stage: int, count: int, others: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_model("llama", tmp_path, tie_word_embeddings=tied)
     config, read = load_config(tmp_path), weights._read_tensors
     monkeypatch.setattr(weights, "_read_tensors", lambda *args: Asked(read(*args)))
     Asked.names.clear()
-    found = load_weights(weight_source(tmp_path, "auto", "bfloat16", "cpu"), config, "bfloat16", "cpu", stage)
+    share = shares_of(config, count)[stage]
+    found = load_weights(weight_source(tmp_path, "auto", "bfloat16", "cpu"), config, "bfloat16", "cpu", share)
     assert found.layers[0].query.weight.dtype == torch.bfloat16
     of_layers = {name for name in Asked.names if ".layers." in name}
-    assert {int(name.split(".")[2]) for name in of_layers} == {*stage.layers(config)}
+    assert {int(name.split(".")[2]) for name in of_layers} == {*share.layers}
     assert {name.split(".")[-2] for name in Asked.names - of_layers} == others
 
 
@@ -177,7 +249,8 @@ def test_stages_one_after_the_other_give_the_bits_of_the_whole_model(tmp_path: P
     tiny_model("qwen3", tmp_path, tie_word_embeddings=True)
     whole = Engine(load_model(tmp_path, batch_invariant=True), 8, 64)
     first, middle, last = (
-        Engine(load_model(tmp_path, batch_invariant=True, stage=stage), 8, 64) for stage in stages(3)
+        Engine(load_model(tmp_path, batch_invariant=True, share=share), 8, 64)
+        for share in shares_of(load_config(tmp_path), 3)
     )
     for engine in (whole, first, middle, last):
         engine.caches.zero_()
