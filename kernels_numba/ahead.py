@@ -253,7 +253,7 @@ def _decode_layers() -> None:
         np.empty((0, 2, 1, 1, 1, 1), np.float32),
         (np.zeros((1, 1), np.int32), np.ones(1, np.int32)),
     )
-    decode_layers(some, model, row, row, caches, (some, some, table, table), context, (1.0, 1.0, 0), 1)
+    decode_layers(some, model, row, row, caches, (some, some, table, table), context, (1.0, 1.0, 0), 1, 0, 0)
 
 
 def _multiply(name: str) -> None:

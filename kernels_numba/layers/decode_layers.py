@@ -1,4 +1,4 @@
-"""All decoder layers of a decode step in one compiled call: the kernels of single calls, no Python between.
+"""The decoder layers of a decode step in one compiled call: the kernels of single calls, no Python between.
 
 Called by the model's forward pass (mooncake_lite/model/decode_pass.py) where every sequence has one new token
 and our linear kernels multiply every layer. Knows arrays, not models. A layer:
@@ -6,6 +6,9 @@ and our linear kernels multiply every layer. Knows arrays, not models. A layer:
     x += delta -> norm -> q, k, v [+ biases] [-> norms of q and k] -> k and v to their pages, q turned -.
     .------------------------ delta <- output layer <- attention over the pages <----------------------'
     `-> x += delta -> norm -> gate, up -> SwiGLU -> down -> delta, which the next layer adds
+
+Each line ends with a sum over heads or over the MLP. Ranks that share a layer each have a part of both, so
+they call one half of a layer after the other and add up delta in between.
 
 Every kernel is called at the address where it was compiled for its other callers: so the bits are those of
 single calls, and compiling this file compiles no kernel again. What it saves: docs/explain/model.md.
@@ -18,7 +21,7 @@ single calls, and compiling this file compiles no kernel again. What it saves: d
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +108,15 @@ class DecodeLayers:
             row[:] = _FIXED * np.array(chosen) + _SHARED * np.array(shared)
         return ways
 
-    def __call__(self, x: Any, paged: PagedPass, ways: np.ndarray) -> Any:
+    def __call__(
+        self, x: Any, paged: PagedPass, ways: np.ndarray, meet: Callable[[np.ndarray], None] | None = None
+    ) -> Any:
         """Run all layers; returns what the last MLP adds to x, for the norm that follows: (n, hidden).
 
             x      (n, hidden) float32, contiguous, an array or a tensor on the CPU; changed in place
             ways   of self.ways(n, ...)
+            meet   adds to delta (n, hidden), in place, what others have of it: called after each half of a
+                   layer, while no kernel runs; None where these layers are whole
 
         Keys and values of the new tokens are written to their pages. Raises ShapeError, DtypeError,
         LayoutError, KindError, RangeError.
@@ -122,9 +129,13 @@ class DecodeLayers:
         delta = arrays.empty_like(x)
         model = (self._layers, self._tables, self._rows, ways)
         views = (arrays.as_numpy(x), arrays.as_numpy(delta))
-        numbers = (*self._numbers, split)
-        with PARALLEL_CALL:
-            decode_layers(_known(), model, *views, caches, new, context, numbers, get_num_threads())
+        given = (_known(), model, *views, caches, new, context, (*self._numbers, split), get_num_threads())
+        halves = 2 * len(self._kept)
+        for half in range(0, halves, 1 if meet else halves):
+            with PARALLEL_CALL:
+                decode_layers(*given, half, half + 1 if meet else halves)
+            if meet:
+                meet(views[1])
         return delta
 
 
@@ -271,11 +282,11 @@ def _write(known, keys, values, new, query, key, value, heads):
 
 
 @njit(cache=True, nogil=True)
-def decode_layers(known, model, x, delta, caches, new, context, numbers, workers):
-    """Every layer, as Model.forward computes it.
+def decode_layers(known, model, x, delta, caches, new, context, numbers, workers, first, end):
+    """Halves `first` to `end` of the layers, as Model.forward computes them: two for each layer.
 
     known, model = (layers, tables, rows, ways)   as DecodeLayers has them
-    x, delta               (n, hidden) float32; delta may hold anything
+    x, delta               (n, hidden) float32; delta is what the half before has left, for half 0 anything
     caches, new, context   of PagedPass.for_decode
     numbers                (eps of the norms, scale of the scores, split as for decode_v3)
     """
@@ -291,19 +302,22 @@ def decode_layers(known, model, x, delta, caches, new, context, numbers, workers
     at_attended, at_gate = _at(attended), _at(inner)
     at_key = at_query + 4 * n * width
     at_value, at_up = at_key + 4 * n * kv_width, at_gate + 4 * n * inside
-    for i in range(layers.shape[0]):
-        add, layer, keys, values = at_delta if i else _NONE, layers[i], caches[i, 0], caches[i, 1]
-        _norm(known, at_x, add, layer[_ATTENTION_NORM], eps, at_normed, n, hidden, workers)
-        _multiply(known, model, i, _QKV, at_normed, n, hidden, at_query, workers)
-        _norm_heads(known, layer, eps, at_query, at_key, n * heads, n * kv_heads, head_dim, workers)
-        _write(known, keys, values, new, at_query, at_key, at_value, heads)
-        seen = (query, keys, values, tables, lens, attended, scale, layer[_WINDOW], split, workers)
-        _call(known, _ATTEND, seen)
-        _multiply(known, model, i, _OUTPUT, at_attended, n, width, at_delta, workers)
-        _norm(known, at_x, at_delta, layer[_MLP_NORM], eps, at_normed, n, hidden, workers)
-        _multiply(known, model, i, _GATE_UP, at_normed, n, hidden, at_gate, workers)
-        shared = workers if n * inside >= PARALLEL_VALUES else 1
-        _call(known, _SILU, (at_gate, at_up, n, inside, shared))
-        _multiply(known, model, i, _DOWN, at_gate, n, inside, at_delta, workers)
+    for half in range(first, end):
+        i, add = half // 2, at_delta if half else _NONE
+        layer, keys, values = layers[i], caches[i, 0], caches[i, 1]
+        if half % 2 == 0:
+            _norm(known, at_x, add, layer[_ATTENTION_NORM], eps, at_normed, n, hidden, workers)
+            _multiply(known, model, i, _QKV, at_normed, n, hidden, at_query, workers)
+            _norm_heads(known, layer, eps, at_query, at_key, n * heads, n * kv_heads, head_dim, workers)
+            _write(known, keys, values, new, at_query, at_key, at_value, heads)
+            seen = (query, keys, values, tables, lens, attended, scale, layer[_WINDOW], split, workers)
+            _call(known, _ATTEND, seen)
+            _multiply(known, model, i, _OUTPUT, at_attended, n, width, at_delta, workers)
+        else:
+            _norm(known, at_x, add, layer[_MLP_NORM], eps, at_normed, n, hidden, workers)
+            _multiply(known, model, i, _GATE_UP, at_normed, n, hidden, at_gate, workers)
+            shared = workers if n * inside >= PARALLEL_VALUES else 1
+            _call(known, _SILU, (at_gate, at_up, n, inside, shared))
+            _multiply(known, model, i, _DOWN, at_gate, n, inside, at_delta, workers)
     for array in (normed, projected, inner):
         keep(array)

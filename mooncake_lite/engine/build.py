@@ -12,6 +12,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.exchange import Exchange
 from mooncake_lite.model.shares import Share, whole
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages
 from mooncake_lite.profiles.file import profile_of
@@ -34,9 +35,11 @@ def build_engine(
     threads: int,
     progress: Starting,
     share: Share | None = None,
+    exchange: Exchange | None = None,
 ) -> ComputeEngine:
     """Build the engine that the configuration asks for, of what a rank holds of the model; None: all.
 
+    exchange  between the members of the share's group
     threads   set in the environment before this is called: Numba reads it when it is imported
 
     Raises ModelError when the folder cannot be used, ConfigError when the profile does not fit the model.
@@ -55,7 +58,8 @@ def build_engine(
     if use is not None:
         compile_ahead(steps_of(use), progress.compiling)
     progress.starting("loading the model")
-    model = load_model(folder, config.dtype, config.device, config.weights, config.batch_invariant, share)
+    given = (folder, config.dtype, config.device, config.weights, config.batch_invariant)
+    model = load_model(*given, share, exchange)
     engine = Engine(model, num_pages(config, model_config, share), config.block_size, config.kv_codec)
     progress.starting("warming up")
     warm_up(engine)

@@ -68,7 +68,8 @@ class Engine:
         hidden   what `pass_on` of the stage before has returned; None on the first stage
 
         Returns a token for each draw of the chunks, and the logprobs of the targets of each chunk that has a
-        score, in their order. The pages of a chunk must hold all tokens up to its end.
+        score, in their order; nothing on a member that is not the first of its group, which does the same
+        passes. The pages of a chunk must hold all tokens up to its end.
         """
         chunks = [row for chunk in chunks for row in chunk.rows]
         placed = _placed(chunks)
@@ -82,9 +83,11 @@ class Engine:
         states = self._states(placed, rows, hook, hidden)
         draws = [chunk.draws for chunk in chunks if chunk.draws]
         logits = self.model.logits(states[:num_draws]).cpu().numpy()
+        scores = self._scores(states[num_draws:], chunks)
+        if self.model.exchange is not None and self.model.exchange.member:
+            return [], []
         rows_of_draws = logits.repeat([len(some) for some in draws], axis=0)
-        drawn = sample(rows_of_draws, [draw for some in draws for draw in some])
-        return drawn, self._scores(states[num_draws:], chunks)
+        return sample(rows_of_draws, [draw for some in draws for draw in some]), scores
 
     def probe(self) -> None:
         """Compute a token on a page that no chunk has. Raises if the engine cannot."""

@@ -7,6 +7,7 @@ docs/explain/model.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -38,15 +39,18 @@ class DecodePass:
             self._ready[rows] = self._ready_for(rows)
         return self._ready[rows] is not None
 
-    def __call__(self, hidden: torch.Tensor, paged: PagedPass) -> torch.Tensor:
+    def __call__(
+        self, hidden: torch.Tensor, paged: PagedPass, meet: Callable[[np.ndarray], None] | None = None
+    ) -> torch.Tensor:
         """Run all layers; return what the last MLP adds to `hidden`, which is changed in place.
 
         hidden   (n, hidden) float32; self.takes(n) must hold
+        meet     adds up the parts of all members, in place; None where there is one
         """
         ready = self._ready[hidden.shape[0]]
         assert ready is not None
         layers, ways = ready
-        return layers(hidden, paged, ways)  # type: ignore[no-any-return]
+        return layers(hidden, paged, ways, meet)  # type: ignore[no-any-return]
 
     def _ready_for(self, rows: int) -> tuple[DecodeLayers, np.ndarray] | None:
         """The layers, and how they multiply so many rows; None where torch multiplies some of them."""

@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 
@@ -19,6 +20,7 @@ from mooncake_lite.config.serve import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
 from mooncake_lite.model.decode_pass import DecodePass
+from mooncake_lite.model.exchange import Exchange
 from mooncake_lite.model.layer_hook import LayerHook
 from mooncake_lite.model.linear_paths import choose_paths
 from mooncake_lite.model.path_table import PathTable, this_machine
@@ -84,14 +86,22 @@ SPLIT_TOKENS = 256
 
 
 class Model:
-    """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family, or a stage of one.
+    """A decoder-only transformer of the Llama, Mistral, Qwen2 or Qwen3 family, or a share of one.
 
-    Use `load_model`. config: of these layers alone; head: None but on the last stage
+    Use `load_model`. config: of these layers and heads alone; head: None but on the last stage
+    exchange   with the members that hold the other heads, each of which does the same passes; None: no others
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, dtype: DType, device: str, batch_invariant: bool = False
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: DType,
+        device: str,
+        batch_invariant: bool = False,
+        exchange: Exchange | None = None,
     ):
+        self.exchange = exchange
         self.config = config
         self.weights = weights
         self.dtype: torch.dtype = getattr(torch, dtype)
@@ -141,9 +151,17 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits (r, vocab) float32 of `states`."""
+        """Return the logits (r, vocab) float32 of `states`, on all members of a group."""
         assert self.head is not None
-        return self.head(states, self._pieces([], states.shape[0]))[0].float()
+        rows = states.shape[0]
+        own = self.head(states, self._pieces([], rows))[0].float()
+        if self.exchange is None:
+            return own
+        if rows == 0:
+            return own.new_empty(0, self.config.vocab_size)
+        parts = self.exchange.gather(own.cpu().numpy().reshape(-1))
+        whole = np.concatenate([part.reshape(rows, -1) for part in parts], axis=1)
+        return torch.from_numpy(whole).to(self.device)
 
     @torch.inference_mode()
     def states(
@@ -170,22 +188,19 @@ class Model:
             hidden = embedded(token_ids, self.weights.embedding)
         paged = self._paged(caches, batch, positions)
         moves = hook is not None and hook.moves
-        if not moves and (decode := self._decode_pass(batch, rows)):
-            delta = decode(hidden, paged)
-            if rows is not None:
-                hidden, delta = hidden[rows], delta[rows]
+        count = batch.slot_mapping.shape[0]
+        # One new token per sequence, all wanted. Members may take different forms, so both add up all rows.
+        only_decodes = batch.query_lens.shape[0] == count and (rows is None or rows.shape[0] == count)
+        if only_decodes and not moves and self.decode is not None and self.decode.takes(count):
+            delta = self.decode(hidden, paged, None if self.exchange is None else self.exchange.sum)
         else:
-            hidden, delta = self._layers(hidden, paged, batch, rows, hook or LayerHook())
+            early = None if only_decodes else rows
+            hidden, delta = self._layers(hidden, paged, batch, early, hook or LayerHook())
+        if only_decodes and rows is not None:
+            hidden, delta = hidden[rows], delta[rows]
         if self.weights.norm is None:
             return hidden.add_(delta)
         return self._norm(hidden, self.weights.norm, delta)
-
-    def _decode_pass(self, batch: AttentionBatch, rows: torch.Tensor | None) -> DecodePass | None:
-        """The compiled form of `_layers`, if it takes this pass: one new token per sequence, all wanted."""
-        count = batch.slot_mapping.shape[0]
-        if batch.query_lens.shape[0] != count or (rows is not None and rows.shape[0] != count):
-            return None
-        return self.decode if self.decode is not None and self.decode.takes(count) else None
 
     def _layers(
         self,
@@ -209,11 +224,20 @@ class Model:
                 hidden, attended = hidden[rows], attended[rows]
                 pieces = self._pieces([], hidden.shape[0])
             (delta,) = projections.output(attended, pieces)
+            self._add_up(delta)
             hook.after(index)
             normed = self._norm(hidden, layer.mlp_norm, delta)
             (delta,) = projections.down(self._inner(normed, projections.gate_up, pieces), pieces)
+            self._add_up(delta)
         assert delta is not None
         return hidden, delta
+
+    def _add_up(self, delta: torch.Tensor) -> None:
+        """Add what the other members have of a sum over heads or over the MLP, in place and in float32."""
+        if self.exchange is not None:
+            here = delta.to(device="cpu", dtype=torch.float32)
+            self.exchange.sum(here.numpy())
+            delta.copy_(here)
 
     def _pieces(self, query_lens: list[int], singles: int) -> list[int]:
         """Rows that linear layers multiply together, as invariant_pieces; empty: all."""
@@ -280,6 +304,7 @@ def load_model(
     weights: str = "auto",
     batch_invariant: bool = False,
     share: Share | None = None,
+    exchange: Exchange | None = None,
 ) -> Model:
     """The model in `folder`, ready to compute. Other processes may load the same folder at once.
 
@@ -289,6 +314,7 @@ def load_model(
     batch_invariant   the bits of a sequence do not depend on the other sequences, the threads or the pages;
                       on a CPU in float32
     share             of an instance of several ranks, whose part is wanted alone; None: all of the model
+    exchange          between the members of the share's group
 
     On a CPU in float32 the first process of a machine measures which kernels multiply how many rows
     (linear_paths.py). Raises ModelError when the folder is damaged or not a supported model, or the device
@@ -300,6 +326,7 @@ def load_model(
     _check_device(device)
     config = load_config(folder)
     share = share or whole(config)
+    assert share.members == 1 or (exchange is not None and exchange.member == share.member)
     source = weight_source(folder, weights, dtype, device)
     found = load_weights(source, config, dtype, device, share)
-    return Model(share.part_of(config), found, dtype, device, batch_invariant)
+    return Model(share.part_of(config), found, dtype, device, batch_invariant, exchange)

@@ -34,6 +34,17 @@ class GgufTensor:
     shape: tuple[int, ...]
     data: np.ndarray
 
+    def part(self, rows: slice, columns: slice) -> GgufTensor:
+        """Return some rows and columns of a matrix; a copy where columns are left out.
+
+        Raises ValueError when that would cut a block.
+        """
+        (first, end, _), (values, nbytes) = columns.indices(self.shape[1]), _BLOCKS[self.format]
+        if first % values or end % values:
+            raise ValueError(f"columns {first} to {end} cut a block of {values} values")
+        data = np.ascontiguousarray(self.data[rows, first // values * nbytes : end // values * nbytes])
+        return GgufTensor(self.format, (len(data), end - first), data)
+
 
 def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
     """All tensors of the file by name. Raises ModelError for a file that cannot be used."""

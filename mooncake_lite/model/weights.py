@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import DType, ModelConfig
-from mooncake_lite.model.shares import Share, whole
+from mooncake_lite.model.shares import Share, shares_of, whole
 from mooncake_lite.model.weight_source import WeightSource
 
 if TYPE_CHECKING:
@@ -131,10 +131,12 @@ def load_weights(
     if source.tensors:
         stored = _read_tensors(source.tensors, config)
         config = _untied(config, stored)
-        tensors = {name: stored[name].to(device=device, dtype=wanted) for name in _names(share, config)}
+        for name in _names(share, config):
+            part = _part(stored[name], *_span(name, config, share)).to(device=device, dtype=wanted)
+            tensors[name] = part if source.blocks else part.contiguous()  # our kernels multiply the blocks
     first: Mapping[str, torch.Tensor | GgufRows] = tensors
     if source.blocks is not None:
-        first = _read_blocks(source.blocks, config, _names(share, config))
+        first = _read_blocks(source.blocks, config, share)
     return _grouped({name: (weight, tensors.get(name)) for name, weight in first.items()}, config, share)
 
 
@@ -160,16 +162,48 @@ def _names(share: Share, config: ModelConfig) -> list[str]:
         prefixes.append("model.embed_tokens.")
     if share.is_last:
         prefixes += ["model.norm.", "lm_head."]
-    return [name for name in expected_shapes(config) if name.startswith(tuple(prefixes))]
+    names = [name for name in expected_shapes(config) if name.startswith(tuple(prefixes))]
+    added = ("o_proj.bias", "down_proj.bias") if share.member else ()  # to a sum over members: once
+    return [name for name in names if not name.endswith(added)]
 
 
-def check_weights(source: WeightSource, config: ModelConfig) -> None:
-    """Hold the headers of the files against the sizes of the model. Errors as in load_weights."""
+_ALL = slice(None)
+
+
+def _span(name: str, config: ModelConfig, share: Share) -> tuple[slice, slice]:
+    """The rows and the columns that a share has of a tensor."""
+    each = config.head_dim
+    query, key = (slice(some.start * each, some.stop * each) for some in (share.heads, share.kv_heads))
+    inner, head = (slice(some.start, some.stop) for some in (share.inner, share.vocab))
+    rows = {
+        "q_proj": query,
+        "k_proj": key,
+        "v_proj": key,
+        "gate_proj": inner,
+        "up_proj": inner,
+        "lm_head": head,
+    }
+    columns = {"o_proj": query, "down_proj": inner}
+    kind = name.split(".")[-2]
+    return rows.get(kind, _ALL), columns.get(kind, _ALL)
+
+
+def _part(tensor: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
+    """A view; of a bias, (rows,)."""
+    return tensor[rows] if tensor.dim() == 1 else tensor[rows, columns]
+
+
+def check_weights(source: WeightSource, config: ModelConfig, members: int = 1) -> None:
+    """Hold the headers of the files against the sizes of the model and of the shares of `members` ranks.
+
+    Errors as in load_weights.
+    """
     if source.tensors:
         with ExitStack() as stack:
             _open_tensors(source.tensors, config, "np", stack)
     if source.blocks is not None:
-        _find_blocks(source.blocks, config, list(expected_shapes(config)))
+        for share in shares_of(config, members=members):
+            _find_blocks(source.blocks, config, share)
 
 
 def _read_tensors(paths: tuple[Path, ...], config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -223,26 +257,26 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def _read_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, torch.Tensor | GgufRows]:
-    """The tensors that are used by name, as they lie in the GGUF file. Errors as in load_weights.
+def _read_blocks(path: Path, config: ModelConfig, share: Share) -> dict[str, torch.Tensor | GgufRows]:
+    """The tensors of a share by name, as they lie in the GGUF file. Errors as in load_weights.
 
-    The processes of a node share the mapped file but for Q and K, whose rows are put in order.
+    The processes of a node share the mapped file but for Q and K, whose rows are put in order, and columns.
     """
     from mooncake_lite.model.convert import unpermuted
 
     tensors: dict[str, Any] = {}
-    for name, tensor in _find_blocks(path, config, used).items():
+    for name, tensor in _find_blocks(path, config, share).items():
         data = tensor.data
         if name.endswith("q_proj.weight"):
-            data = unpermuted(data, config.heads)
+            data = unpermuted(data, len(share.heads))
         elif name.endswith("k_proj.weight"):
-            data = unpermuted(data, config.kv_heads)
+            data = unpermuted(data, len(share.kv_heads))
         tensors[name] = _as_stored(tensor.format, data, tensor.shape)
     return tensors
 
 
-def _find_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, GgufTensor]:
-    """The tensors that are used by name, in the mapped GGUF file. Errors as in load_weights."""
+def _find_blocks(path: Path, config: ModelConfig, share: Share) -> dict[str, GgufTensor]:
+    """A share's parts of the tensors by name, in the mapped GGUF file. Errors as in load_weights."""
     from mooncake_lite.model.convert import gguf_name
     from mooncake_lite.model.gguf_tensors import gguf_tensors
 
@@ -250,14 +284,20 @@ def _find_blocks(path: Path, config: ModelConfig, used: list[str]) -> dict[str, 
     if config.tie_embeddings and gguf_name(_HEAD) in stored:
         raise ModelError(f"{path} has a head; set tie_word_embeddings to false in config.json")
     found: dict[str, GgufTensor] = {}
-    for name in used:
+    for name in _names(share, config):
         tensor, shape = stored.get(gguf_name(name)), shapes[name]
         if tensor is None or tensor.shape != shape:
             problem = "missing" if tensor is None else f"of shape {tensor.shape}"
             raise ModelError(f"{path}: {name} is {problem}; config.json asks for {shape}")
         if len(shape) == 1 and tensor.format != "F32":
             raise ModelError(f"{path}: {name} is stored as {tensor.format}; supported is F32")
-        found[name] = tensor
+        try:
+            found[name] = tensor if len(shape) == 1 else tensor.part(*_span(name, config, share))
+        except ValueError as error:
+            raise ModelError(
+                f"{path}: {name} cannot be shared by {share.members} members: {error}; use weights=float32 "
+                "or another tensor parallel size"
+            ) from None
     return found
 
 
@@ -278,14 +318,27 @@ def _grouped(found: dict[str, _Forms], config: ModelConfig, share: Share) -> Wei
         blocks, tensor = found[_EMBEDDING]
         embedding = blocks if tensor is None else tensor
     if share.is_last:
-        blocks, tensor = found[_EMBEDDING if config.tie_embeddings else _HEAD]
-        head = Linear(blocks, None, tensor)
+        forms = (
+            [_rows(form, share.vocab) for form in found[_EMBEDDING]]
+            if config.tie_embeddings
+            else found[_HEAD]
+        )
+        head = Linear(forms[0], None, forms[1])
     return Weights(
         embedding=embedding,
         layers=tuple(_layer(found, f"model.layers.{layer}.") for layer in share.layers),
         norm=_tensor(found["model.norm.weight"]) if share.is_last else None,
         head=head,
     )
+
+
+def _rows(weight: Any, span: range) -> Any:
+    """Some rows, not copied; None of None."""
+    from kernels_numba.matmul.linear_blocks import GgufRows
+
+    if isinstance(weight, GgufRows):
+        return GgufRows(weight.format, weight.blocks[span.start : span.stop])
+    return None if weight is None else weight[span.start : span.stop]
 
 
 def _tensor(forms: _Forms) -> torch.Tensor:
