@@ -12,6 +12,8 @@ TransportError
     TransferTimeout      no progress for the time allowed, or wait() ran out of its own
     TransferCancelled    the caller has cancelled its batch
     EngineClosed         the engine was closed first
+  ExchangeError          the members of an exchange disagree, or use it wrongly
+  MemberLost             a member of an exchange does not come any more, or the exchange was closed
 """
 
 from __future__ import annotations
@@ -83,6 +85,14 @@ class TransferCancelled(TransferError):
 
 class EngineClosed(TransferError):
     """The engine was closed while, or before, this transfer was to run."""
+
+
+class ExchangeError(TransportError):
+    """The members of an exchange do not make the same exchanges, or one uses it wrongly."""
+
+
+class MemberLost(TransportError):
+    """A wait for the other members of an exchange was ended: by a limit, by lose(), or by close()."""
 
 
 def why_over(rank: int, dead: str) -> TransferError:

@@ -99,6 +99,16 @@ def test_paths_are_measured_and_a_second_try_takes_another(tmp_path: Path) -> No
     assert run_on(2, 4, "ways.py", folder=tmp_path).count("ok") == 4
 
 
+@pytest.mark.parametrize(("nodes", "ranks", "profile"), [(1, 3, "ft"), (2, 4, "ft"), (2, 2, "fast")])
+def test_members_exchange_over_mpi(nodes: int, ranks: int, profile: str, tmp_path: Path) -> None:
+    if profile == "fast":
+        skip_without_ucx()
+    args = {"folder": tmp_path, "profile": profile, "mpirun_args": ONLY_TCP if profile == "fast" else ()}
+    output = run_on(nodes, ranks, "exchanges.py", profile, **args)
+    assert output.count(f"of {nodes} nodes exchanged") == ranks
+    assert output.count("survived") == (ranks - 1 if profile == "ft" else 0)
+
+
 @pytest.mark.parametrize("path", ["two_sided", "sockets"])
 def test_closing_and_cancelling_end_whatever_is_under_way(path: str, tmp_path: Path) -> None:
     assert run_on(1, 2, "closes.py", path, folder=tmp_path).count("ok") == 2
