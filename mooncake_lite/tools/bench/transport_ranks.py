@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from mooncake_lite.launch.rank_process import die_with_parent, forget_shared_memory
 from mooncake_lite.tools.bench.result import Other, Row, median_seconds
 from transport.engine import Transfer, TransferEngine
+from transport.exchange import Exchange, MpiExchange, SharedExchange
 from transport.messaging.address import reachable_address
 from transport.threads import start_thread
 from transport.world import World
@@ -32,6 +34,12 @@ TOGETHER, TOGETHER_BYTES, REPEATS = 64, 256 * KIB, 4
 
 ROUNDS = 5
 """Between two nodes, of which the median counts."""
+
+ASKED = "MPI request and reply"
+COPY, SOCKET = "np.copyto from the same window (median)", "one plain TCP socket (median)"
+
+MEMBERS, SUMS, SUM_FLOATS, PIECE_BYTES = 2, 301, (576, 256 * KIB), 256 * KIB
+"""Ranks that add in lockstep, how often, how many float32, and the size of a piece in common memory."""
 
 
 class Reads:
@@ -52,6 +60,34 @@ class Reads:
             ours, theirs = median_seconds(runs, lambda: self.engine.submit(transfers).wait(LIMIT_S), plain)
         self.world.barrier()
         return ours, theirs
+
+    def sums(self, make: Callable[[Any], Exchange], plain: Callable[[int], object], limit: str) -> list[Row]:
+        """Return the rows of sums by MEMBERS ranks.
+
+        make    returns this member's exchange, given a communicator of the members
+        plain   moves so many bytes in the plain way that `limit` names
+        """
+        comm = self.world.comm.Split(self.world.rank < MEMBERS, self.world.rank)
+        exchange = make(comm) if self.world.rank < MEMBERS else None
+        rows, where = [], "same node" if self.world.one_node else "two nodes"
+        for floats in SUM_FLOATS:
+            seconds = self._sum(exchange, comm, plain, floats)
+            name = f"exchange of {MEMBERS} members, a sum of {floats:,} float32, {where}"
+            rows.append(read_row(name, 4 * floats, seconds, limit, SUMS, "MPI_Allreduce, spinning"))
+        return rows
+
+    def _sum(
+        self, exchange: Exchange | None, comm: Any, plain: Callable[[int], object], floats: int
+    ) -> tuple[float, float, float]:
+        ours, asked, bound = 1.0, 1.0, 1.0
+        x, total = np.zeros((2, floats), np.float32)
+        self.world.barrier()
+        if exchange is not None:
+            ours, asked = median_seconds(SUMS, lambda: exchange.sum(x), lambda: comm.Allreduce(x, total))
+        if self.world.rank == 0:
+            (bound,) = median_seconds(SUMS, lambda: plain(x.nbytes))
+        self.world.barrier()
+        return ours, bound, asked
 
     def messages(self, nbytes: int, runs: int) -> float:
         """Median seconds until the bytes are there that rank 0 has asked rank 1 for: a read without windows.
@@ -76,12 +112,14 @@ class Reads:
         return median_seconds(runs, ask if self.world.rank == 0 else answer)[0]
 
 
-def read_row(name: str, nbytes: int, seconds: tuple[float, float, float], limit: str, runs: int) -> Row:
-    """Return the row of a read. seconds: of ours, of the limit, and of a message, or 0 without one."""
+def read_row(
+    name: str, nbytes: int, seconds: tuple[float, float, float], limit: str, runs: int, peer_name: str = ASKED
+) -> Row:
+    """Return the row of a read or sum. seconds: of ours, of the limit, and of the peer, or 0 without one."""
     unit = "us" if nbytes < 64 * KIB else "GB/s"
     figure = (lambda s: s * 1e6) if unit == "us" else (lambda s: nbytes / 1e9 / s)
     ours, bound, asked = seconds
-    peer = Other("MPI request and reply", figure(asked)) if asked else None
+    peer = Other(peer_name, figure(asked)) if asked else None
     return Row(name, unit, figure(ours), peer, Other(limit, figure(bound)), runs)
 
 
@@ -100,7 +138,16 @@ class Near(Reads):
             self._reads("read 16 x 1 MiB in one batch", 16, MIB),
             self._reads("read 3,000 x 12 KiB in one batch", 3000, 12 * KIB),
             self._together(),
+            *self.sums(self._exchange, self._copy, COPY),
         ]
+
+    def _exchange(self, comm: Any) -> Exchange:
+        """Over the end of rank 0's segment, where all bytes are 0 at first."""
+        memory = self.engine._near[0][-SharedExchange.nbytes(MEMBERS, PIECE_BYTES) :]
+        return SharedExchange(memory, comm.Get_rank(), MEMBERS, LIMIT_S)
+
+    def _copy(self, nbytes: int) -> None:
+        np.copyto(self.out[:nbytes], self.source[:nbytes])
 
     def _reads(self, name: str, count: int, size: int) -> Row:
         nbytes = count * size
@@ -108,8 +155,7 @@ class Near(Reads):
         target, source = self.out[:nbytes], self.source[:nbytes]
         ours, copy = self.alone(runs, count, size, lambda: np.copyto(target, source))
         asked = self.messages(nbytes, runs) if count == 1 else 0.0
-        limit = "np.copyto from the same window (median)"
-        return read_row(f"{name}, same node", nbytes, (ours, copy, asked), limit, runs)
+        return read_row(f"{name}, same node", nbytes, (ours, copy, asked), COPY, runs)
 
     def _together(self) -> Row:
         """All ranks at once, each from its neighbour: separate batches, all under way, then waited for."""
@@ -182,6 +228,7 @@ class Far(Reads):
         return [
             *(self._reads(f"read {name}", 1, size) for name, size in sizes.items()),
             self._reads("read 3,000 x 12 KiB in one batch", 3000, 12 * KIB),
+            *(self.sums(MpiExchange, self._over_socket, SOCKET) if self.world.survives_a_rank else ()),
         ]
 
     def _reads(self, name: str, count: int, size: int) -> Row:
@@ -193,7 +240,7 @@ class Far(Reads):
             found.append((*alone, self.messages(nbytes, runs)))
         ours, wire, asked = map(statistics.median, zip(*found))
         name = f"{name}, two nodes ({self.engine.path_to(1 - self.world.rank, nbytes)})"
-        return read_row(name, nbytes, (ours, wire, asked), "one plain TCP socket (median)", ROUNDS * runs)
+        return read_row(name, nbytes, (ours, wire, asked), SOCKET, ROUNDS * runs)
 
     def _over_socket(self, nbytes: int) -> None:
         self.wire.sendall(nbytes.to_bytes(8, "big"))
