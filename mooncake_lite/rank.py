@@ -14,6 +14,7 @@ import traceback
 
 import xxhash
 
+from mooncake_lite.config.instances import leading_roles
 from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.modes import ROLES
 from mooncake_lite.config.serve import ServeConfig
@@ -44,7 +45,7 @@ def run(config: ServeConfig) -> int:
     except UserError as error:
         return _refuse(place, error)
     watch_signals(process.on_signal, process.fail)
-    set_thread_environment(_threads(config, process.role))
+    set_thread_environment(_threads(config, process.place.rank))
     try:
         return _play(process)
     except UserError as error:
@@ -66,11 +67,12 @@ def _play(process: RankProcess) -> int:
     return work(process)
 
 
-def _threads(config: ServeConfig, role: str) -> int:
+def _threads(config: ServeConfig, rank: int) -> int:
     """Choose the number of threads before MPI starts. Compute ranks correct it once they know their node."""
     near = ranks_near()
-    roles = None if near is None else [config.role_of(rank) for rank in near]
-    return threads_for(config, usable_cores(), role, roles)
+    leading = leading_roles(config.roles)
+    roles = None if near is None else [leading[rank] for rank in near]
+    return threads_for(config, usable_cores(), leading[rank], roles)
 
 
 def _open_run_dir() -> RunDir:

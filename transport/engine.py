@@ -99,6 +99,10 @@ class TransferEngine:
         """Return the own segment 0, (segment_bytes,) uint8."""
         return self._segments.local
 
+    def mapped(self, rank: int) -> np.ndarray | None:
+        """Return segment 0 of a rank of this node, (its size,) uint8; None for other ranks."""
+        return self._segments.views.get(rank)
+
     @property
     def sizes(self) -> list[int]:
         """Return the bytes of each rank's segment 0."""

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,11 @@ class World:
         buffer[: len(mine)] = np.frombuffer(mine, np.uint8)
         self._complete(self.comm.Ibcast(buffer, root), "broadcast")
         return buffer[: length[0]].tobytes()
+
+    def comm_of(self, ranks: Sequence[int]) -> Any:
+        """Return a new communicator of some ranks, each of which calls this at the same time."""
+        group = self.comm.Get_group().Incl(list(ranks))
+        return self.comm.Create_group(group)
 
     def free_at_finish(self, free: Callable[[], object]) -> None:
         """Call this collective clean-up in finish(), last first, unless a rank was lost."""

@@ -21,6 +21,7 @@ from mooncake_lite.conductor.cluster_metrics import ClusterMetrics, cluster_samp
 from mooncake_lite.conductor.gateways import Gateways
 from mooncake_lite.conductor.open_bodies import OpenBodies, OpenBody
 from mooncake_lite.conductor.pool_answers import PoolAnswers
+from mooncake_lite.config.instances import FOLLOWERS
 from mooncake_lite.config.modes import DUTIES, without_pool
 from mooncake_lite.control import Control
 from mooncake_lite.control import effects as fx
@@ -287,7 +288,7 @@ class Conductor:
         if hello.rank in (lost := self.control.members.lost):
             self._send(peer, m.Stop(lost[hello.rank], 0.0, True))
             return None
-        if hello.role not in ("store", "stage"):  # it sends tokens
+        if hello.role != "store" and hello.role not in FOLLOWERS:  # it sends tokens
             self.gateways.add_compute_rank(hello.rank)
         for rank, reason in lost.items():
             self._send(peer, m.MarkLost(rank, reason))

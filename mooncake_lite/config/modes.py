@@ -6,8 +6,7 @@ processes and no models. Explained in docs/explain/modes.md.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,10 +21,11 @@ DUTIES: dict[str, tuple[str, ...]] = {
     "compute": ("prefill", "decode"),
     "store": ("store",),
     "stage": (),
+    "member": (),
 }
-"""What a rank of each role does; a stage: what the first rank of its pipeline, a prefill rank, tells it."""
+"""What a rank of each role does; a stage and a member: what the first rank of its instance tells it."""
 
-COMPUTE_ROLES = (*(role for role in ROLES if role != "store"), "stage")
+COMPUTE_ROLES = (*(role for role in ROLES if role != "store"), "stage", "member")
 """Roles whose ranks have an engine."""
 
 BY_MODE = -1
@@ -89,13 +89,18 @@ def mode_of(name: str) -> Mode:
         raise ConfigError(f"mode={name!r}: use {', '.join(MODES)}") from None
 
 
-def role_counts(name: str, given: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of ranks of each role, the mode's own where BY_MODE is given.
+def role_counts(name: str, given: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of ranks of each role. Where BY_MODE is given, there are the mode's own instances.
+
+    sizes   ranks of an instance of each role
 
     Raises ConfigError when a role has ranks that the mode does not have, or too few.
     """
     mode = mode_of(name)
-    counts = {role: mode.ranks.get(role, 0) if n == BY_MODE else n for role, n in given.items()}
+    counts = {
+        role: mode.ranks.get(role, 0) * max(1, sizes[role]) if n == BY_MODE else n
+        for role, n in given.items()
+    }
     for role, count in counts.items():
         if role not in mode.ranks:
             if count:
@@ -112,15 +117,6 @@ def _instead(name: str, mode: Mode, role: str) -> str:
         others = " or ".join(f"--mode {other}" for other, one in MODES.items() if role in one.ranks)
         return f"leave --{role} out, or use {others}"
     return "use " + " and ".join(f"--{other} N" for other in mode.ranks if other in COMPUTE_ROLES)
-
-
-def pipeline_of(roles: Sequence[str], rank: int) -> list[int]:
-    """Return the ranks of a rank's instance, first stage first: the rank alone where there is no pipeline."""
-    first = rank
-    while roles[first] == "stage":
-        first -= 1
-    following = itertools.takewhile(lambda other: roles[other] == "stage", range(first + 1, len(roles)))
-    return [first, *following]
 
 
 POOL_OPTIONS = (

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
+from mooncake_lite.config.instances import FOLLOWERS, check_instances, ranks_of_instance
 from mooncake_lite.config.kv_events import kv_events_config
 from mooncake_lite.config.modes import BY_MODE, ROLES, mode_of, refuse_without_pool, role_counts
 from mooncake_lite.config.origins import LOOPBACK, parse_hosts, parse_origins
@@ -48,6 +49,9 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_queue", 1, math.inf, "at least 1 is needed"),
     ("max_num_batched_tokens", 1, math.inf, "at least 1 is needed"),
     ("max_num_partial_prefills", 1, math.inf, "at least 1 is needed"),
+    ("tensor_parallel_size", 1, math.inf, "at least 1 is needed"),
+    ("prefill_tensor_parallel_size", 0, math.inf, "give a number, or 0 for that of tensor_parallel_size"),
+    ("decode_tensor_parallel_size", 0, math.inf, "give a number, or 0 for that of tensor_parallel_size"),
     ("threads", 0, math.inf, "give a number, or 0 for one that fits the machine"),
     ("port", 1, 65_536, "a port is from 1 to 65535"),
     ("max_model_len", 0, math.inf, "give a length, or 0 for the model's own"),
@@ -120,23 +124,6 @@ def acceptance_of(speculate: str) -> float:
         return 0.0
 
 
-def check_pipelines(config: ServeConfig) -> None:
-    """Raises ConfigError for pipelines that the prefill ranks cannot form, or that could not work."""
-    size = config.pipeline_parallel_size
-    if size == 1:
-        return
-    named = f"pipeline_parallel_size={size}"
-    if not config.prefill:
-        raise ConfigError(f"{named}: mode={config.mode} has no prefill ranks; use --mode pooled or split")
-    if size < 1 or config.prefill % size:
-        sizes = [str(one) for one in range(1, config.prefill + 1) if config.prefill % one == 0]
-        raise ConfigError(f"{named} does not divide prefill={config.prefill}: use {' or '.join(sizes)}")
-    if not config.enable_chunked_prefill:
-        raise ConfigError(f"{named} needs chunks, on which its ranks work at once; enable_chunked_prefill")
-    if config.layerwise == "on":
-        raise ConfigError(f"{named} moves whole blocks; use layerwise=auto")
-
-
 def check_batch_invariant(batch_invariant: bool, dtype: str, device: str) -> None:
     """Raises ConfigError when there are no batch-invariant kernels for this dtype on this device."""
     if batch_invariant and (dtype, device) != ("float32", "cpu"):
@@ -204,6 +191,10 @@ class ServeConfig:
         load them on the decode rank meanwhile. Without, a rank computes no prompt while it stores.
     pipeline_parallel_size: Prefill ranks that compute a prompt together: each holds some of the layers, and
         they work on successive chunks at once. Must divide --prefill.
+    tensor_parallel_size: Ranks that compute each layer together, on shares of its heads: an instance. Must
+        divide the numbers of ranks that compute.
+    prefill_tensor_parallel_size: The same of prefill ranks alone. 0: as --tensor-parallel-size says.
+    decode_tensor_parallel_size: The same of decode ranks alone. 0: as --tensor-parallel-size says.
     layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead, its last blocks leave
         behind it. auto: where the costs say that it is faster; on: everything; off: only blocks move.
     max_queue: Requests that may wait. Further ones are refused with 429.
@@ -289,6 +280,9 @@ class ServeConfig:
     enable_chunked_prefill: bool = True
     overlap_transfers: bool = True
     pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    prefill_tensor_parallel_size: int = 0
+    decode_tensor_parallel_size: int = 0
     layerwise: Literal["auto", "on", "off"] = "auto"
     max_queue: int = 64
     policy: str = "kvcache-centric"
@@ -318,11 +312,11 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._apply_mode()
-        check_pipelines(self)
         for name, least, end, wanted in _RANGES:
             if not least <= getattr(self, name) < end:
                 raise ConfigError(f"{name}={getattr(self, name)}: {wanted}")
+        self._apply_mode()
+        check_instances(self)
         if self.ranks > MOST_RANKS:
             raise ConfigError(
                 f"the conductor and all others are {self.ranks:,} ranks; at most {MOST_RANKS:,}"
@@ -355,7 +349,9 @@ class ServeConfig:
 
     def _apply_mode(self) -> None:
         """Fill in the numbers of the mode. Raises ConfigError for options that contradict it."""
-        for role, count in role_counts(self.mode, {role: getattr(self, role) for role in ROLES}).items():
+        given = {role: getattr(self, role) for role in ROLES}
+        sizes = {role: len(ranks_of_instance(self, role)) for role in ROLES}
+        for role, count in role_counts(self.mode, given, sizes).items():
             object.__setattr__(self, role, count)
         if self.lend_bytes == BY_MODE:
             object.__setattr__(self, "lend_bytes", mode_of(self.mode).lend_bytes)
@@ -387,10 +383,14 @@ class ServeConfig:
 
     @property
     def roles(self) -> list[str]:
-        """Role of each MPI rank: rank 0's, then those of ROLES in their order, pipelines one by one."""
-        size = self.pipeline_parallel_size
-        prefills = ["prefill", *["stage"] * (size - 1)] * (self.prefill // size)
-        return ["steward", *prefills, *(role for role in ROLES[1:] for _ in range(getattr(self, role)))]
+        """Role of each MPI rank: rank 0's, then those of ROLES in their order, instances one by one."""
+        instances = [(ranks_of_instance(self, role), getattr(self, role)) for role in ROLES]
+        return ["steward", *(one for ranks, n in instances for one in ranks * (n // len(ranks)))]
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether there is an instance of several ranks."""
+        return any(role in FOLLOWERS for role in self.roles)
 
     def role_of(self, rank: int) -> str:
         """Role of an MPI rank."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncake_lite.config.modes import MODES, Handover, pipeline_of
+from mooncake_lite.config.instances import instance_of
+from mooncake_lite.config.modes import MODES, Handover
 from mooncake_lite.control.events import RankLost
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
@@ -19,7 +20,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes, members and policies of one cluster.
 
     layout        arguments of BlockLayout: layers, kv_heads, block_tokens, head_dim, itemsize, codec
-    roles         of each rank: "steward" (rank 0), one of modes.ROLES, or "stage": of the pipeline before it
+    roles         of each rank: "steward" (rank 0), one of modes.ROLES, or of instances.FOLLOWERS
     nodes         node number of each rank
     racks         rack of each node; empty: every node is a rack of its own
     eviction      name of the policy that evicts blocks from the pool's DRAM, from store.policies
@@ -94,7 +95,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def instance_of(self, rank: int) -> list[int]:
         """Return the ranks of a rank's instance, which die together, the one that policies know first."""
-        return pipeline_of(self.roles, rank)
+        return instance_of(self.roles, rank)
 
     def ranks_of(self, role: str) -> list[int]:
         """Return the ranks that play a role, ascending."""

@@ -230,10 +230,10 @@ class Control:
             self.directory.settle_writer(ranks[0])
 
     def _end_others(self, ranks: list[int], lost: int, now: float) -> None:
-        """Kill the other ranks of a pipeline: an instance dies as a whole."""
+        """Kill the other ranks of an instance: it dies as a whole."""
         for rank in ranks:
             if rank not in self._gone:
-                self._end_rank(rank, f"rank {lost} of its pipeline is lost", now)
+                self._end_rank(rank, f"rank {lost} of its instance is lost", now)
 
     def _end_rank(self, rank: int, reason: str, now: float) -> None:
         """Have a rank killed that does not do what it should. It counts as lost when it has ended."""

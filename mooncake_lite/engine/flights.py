@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -48,15 +48,28 @@ class _Flight:
     cancelled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank of an instance of several has of each block.
+
+    ranges   (place of a block) -> (offset, bytes) of this part, in the order in which they lie in own blocks
+    sums     it has whole layers, whose checksums are told. Else the first rank makes those of whole blocks
+    """
+
+    ranges: Callable[[BlockRef], Iterable[tuple[int, int]]]
+    sums: bool
+
+
 class Flights:
     """Batches of transfers, each under the number of its half or put.
 
     layout   of the blocks
-    whole    they have all layers. Otherwise their checksums are told where blocks have to be compared
+    part     that they have of the blocks of the pool; None: all. What was read is compared with its checksum
+             only where they have all
     """
 
-    def __init__(self, transfers: TransferEngine, layout: BlockLayout, whole: bool = True) -> None:
-        self._transfers, self._layout, self._whole = transfers, layout, whole
+    def __init__(self, transfers: TransferEngine, layout: BlockLayout, part: Part | None = None) -> None:
+        self._transfers, self._layout, self._part = transfers, layout, part
         self._flights: dict[int, _Flight] = {}
         self._refused: list[TransferEnded] = []
 
@@ -69,7 +82,7 @@ class Flights:
         label: tuple[str, str],
         sums: Seq[list[int]] = (),
     ) -> None:
-        """Begin one transfer per block between `blocks` (local) and `places`, in order.
+        """Begin the transfers of each block between `blocks` (local) and `places`, in order.
 
         A place with a check is compared with it once it is read.
 
@@ -78,14 +91,25 @@ class Flights:
         """
         assert number not in self._flights, f"number {number} is in use"
         pairs = [(ref, block.reshape(-1).view(np.uint8)) for ref, block in zip(places, blocks)]
-        moves = [Transfer(op, block, ref.rank, 0, ref.offset, ref.nbytes) for ref, block in pairs]
-        checked = [pair for pair in pairs if pair[0].check and op == "read"]
+        moves = [move for ref, block in pairs for move in self._moves(op, ref, block)]
+        tells = self._part is None or self._part.sums
+        checked = [pair for pair in pairs if pair[0].check and op == "read" and tells]
         try:
             batch = self._transfers.submit(moves, label)
         except TransferError as error:
             self._refused.append(TransferEnded(number, str(error)))
         else:
             self._flights[number] = _Flight(batch, time.monotonic() + TRANSFER_LIMIT_S, checked, sums)
+
+    def _moves(self, op: Literal["read", "write"], ref: BlockRef, block: np.ndarray) -> Iterator[Transfer]:
+        """Yield the transfers between a block and its place. block: bytes"""
+        if self._part is None:
+            yield Transfer(op, block, ref.rank, 0, ref.offset, ref.nbytes)
+            return
+        first = 0
+        for offset, nbytes in self._part.ranges(ref):
+            yield Transfer(op, block[first : first + nbytes], ref.rank, 0, offset, nbytes)
+            first += nbytes
 
     @property
     def flying(self) -> bool:
@@ -121,7 +145,7 @@ class Flights:
         except TransferError as error:
             return TransferEnded(number, str(error), bool(flight.batch.may_still_land))
         sums = self._layout.checksums
-        if flight.checked and not self._whole:
+        if flight.checked and self._part is not None:
             return TransferEnded(number, sums=[sums(block) for _, block in flight.checked])
         bad = [ref for ref, block in flight.checked if check_of(sums(block)) != ref.check]
         return TransferEnded(number, BAD, bad=bad) if bad else TransferEnded(number, sums=flight.sums)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_lite.engine.by_layers import Incoming, LayersLost, MovingHook, Outgoing
 from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
-from mooncake_lite.engine.flights import Flights
+from mooncake_lite.engine.flights import Flights, Part
 from mooncake_lite.engine.isolation import HookOf, Isolation, Passed
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import Logprobs
@@ -23,6 +23,8 @@ from scheduler.instance import Result, Step, TransferEnded
 from scheduler.instance.step import Chunk, WriteGroup
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from transport.engine import TransferEngine
 
 Compute = Callable[..., tuple[list[Drawn], list[list[Logprobs]]]]
@@ -36,7 +38,8 @@ class Runner:
     """Carries out the steps of one rank.
 
     staging, transfers   None where no block is moved
-    compute              in place of the engine's: of a stage of a pipeline, which has not all layers
+    compute              in place of the engine's: of a rank that does not compute alone
+    part                 that it has of each block; None: all
     _moves               whether blocks are moved. Only then it has staging memory, transfers and flights
     _copying             half -> its group, and the checksums that the copying thread will return
     _leaving             half -> the end of a group that leaves by layers, from the same thread
@@ -48,9 +51,10 @@ class Runner:
         staging: StagingBlocks | None = None,
         transfers: TransferEngine | None = None,
         compute: Compute | None = None,
+        part: Part | None = None,
     ) -> None:
         self.engine = engine
-        self._computes, self._isolation = compute, Isolation(engine)
+        self._part, self._computes, self._isolation = part, compute, Isolation(engine)
         self._copier = ThreadPoolExecutor(1, "copier")
         self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
         self._leaving: dict[int, Future[TransferEnded]] = {}
@@ -58,8 +62,7 @@ class Runner:
         self._moves = False
         if transfers is not None and staging is not None:
             self._moves, self._staging, self._transfers = True, staging, transfers
-            whole = compute is None
-            self._halves, self._puts = (Flights(transfers, staging.layout, whole) for _ in range(2))
+            self._halves, self._puts = (Flights(transfers, staging.layout, part) for _ in range(2))
 
     def run(self, step: Step, moved: OnMoved | None = None) -> Result:
         """Do the parts of a step, in the order of its fields. It does not wait for transfers to end.
@@ -119,7 +122,7 @@ class Runner:
             self._waited_s = incoming.waited_s if incoming is not None else 0.0
 
     def _pass(self, chunks: Seq[Chunk], hook_of: HookOf) -> Passed:
-        """Compute chunks. In a pipeline, what raises ends the rank: other stages have KV that it lacks."""
+        """Compute chunks. With others, what raises ends the rank: they have KV that it lacks."""
         if self._computes is not None:
             return *self._computes(chunks, hook_of(chunks)), []
         return self._isolation.compute(chunks, hook_of)
@@ -172,7 +175,7 @@ class Runner:
         for save in step.saves:
             block = staging.slot(save.slot)
             self.engine.store_blocks(save.pages, block)
-            saved.append(staging.layout.checksums(block))
+            saved += self._sums(block)
         for put in step.puts:
             slots = [staging.slot(slot) for slot in put.slots]
             puts.begin(put.put, "write", put.places, slots, ("put decoded blocks", ""))
@@ -185,4 +188,9 @@ class Runner:
         """
         blocks = self._staging.half(group.half, len(group.places))
         self.engine.store_blocks(group.pages, blocks)
-        return [self._staging.layout.checksums(block) for block in blocks]
+        return self._sums(blocks)
+
+    def _sums(self, blocks: np.ndarray) -> list[list[int]]:
+        """Return the checksums of blocks; nothing of parts for which the first rank makes them."""
+        sums = self._part is None or self._part.sums
+        return [self._staging.layout.checksums(block) if sums else [] for block in blocks]

@@ -160,9 +160,9 @@ class RunDir:
         """Endpoint of the conductor's membership monitor."""
         return f"ipc://{self.path}/heart"
 
-    def stage(self, rank: int) -> str:
-        """Endpoint at which the other stages of its pipeline reach a rank of this host."""
-        return f"ipc://{self.path}/stage-{rank}"
+    def member(self, rank: int) -> str:
+        """Endpoint at which the other ranks of its instance reach a rank of this host."""
+        return f"ipc://{self.path}/member-{rank}"
 
     @property
     def log(self) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
+from mooncake_lite.config.instances import leading_roles
 from mooncake_lite.config.modes import COMPUTE_ROLES
 from mooncake_lite.config.serve import ServeConfig
 
@@ -25,7 +26,8 @@ computes a prompt. libgomp's default is 300,000. Measured: docs/how-to/launch.md
 def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str] | None = None) -> int:
     """Threads that a rank of `role` computes with on a node of `cores` cores.
 
-    ranks_here   the roles of all ranks on this node; by default the whole cluster is here
+    role         of a rank that follows another one: that of the first one of its instance
+    ranks_here   likewise of all ranks on this node; by default the whole cluster is here
 
     The conductor, store ranks and emulated ranks wait or copy, with one thread. --threads decides where it
     is given. Where there are ROOMY_CORES cores per compute rank, each takes its share and
@@ -38,13 +40,12 @@ def threads_for(config: ServeConfig, cores: int, role: str, ranks_here: list[str
         return 1
     if config.threads > 0:
         return config.threads
-    roles = config.roles if ranks_here is None else ranks_here
-    roles = ["prefill" if one == "stage" else one for one in roles]
+    roles = leading_roles(config.roles) if ranks_here is None else ranks_here
     computing = max(1, sum(name in COMPUTE_ROLES for name in roles))
     share = cores // computing
     if share >= ROOMY_CORES:
         return share
-    return max(1, min(ROOMY_CORES, cores // max(1, roles.count("prefill" if role == "stage" else role))))
+    return max(1, min(ROOMY_CORES, cores // max(1, roles.count(role))))
 
 
 def set_thread_environment(threads: int, environment: MutableMapping[str, str] = os.environ) -> None:

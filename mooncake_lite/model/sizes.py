@@ -6,17 +6,21 @@ the fix when something cannot hold what it must.
 
 from __future__ import annotations
 
+from mooncake_lite.config.instances import members_of
 from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ITEMSIZE, ModelConfig
-from mooncake_lite.model.shares import Share, whole
+from mooncake_lite.model.shares import Share, shares_of, whole
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
 
 MIN_STAGING_BLOCKS = 6
 """Of a compute rank's segment: two halves of two for loads and stores, two for what decode gives back."""
+
+EXCHANGE_PIECE_BYTES = 1 << 20
+"""Members exchange longer data in pieces of so many bytes: a decode step fits, a long prompt does not."""
 
 HIDDEN_SLOTS = 2
 """Passes by which a stage may be ahead of the next one. With one, a short pass would keep it waiting."""
@@ -40,6 +44,12 @@ def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
     return block_layout(config, model).cache_nbytes * PAGE_TOKENS // config.block_size
 
 
+def shares_of_role(config: ServeConfig, model: ModelConfig, role: str) -> list[Share]:
+    """What the ranks of an instance hold whose first rank has this role. Errors as in shares_of."""
+    stages = config.pipeline_parallel_size if role == "prefill" else 1
+    return shares_of(model, stages, members_of(config, role))
+
+
 def num_pages(config: ServeConfig, model: ModelConfig, share: Share | None = None) -> int:
     """Pages of the KV cache of one rank that computes: as many as the largest share of its instance has."""
     largest = (share or whole(model)).largest(model)
@@ -58,6 +68,16 @@ def stage_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
     return HIDDEN_SLOTS * config.max_num_batched_tokens * hidden_nbytes(config, model)
 
 
+def exchange_bytes(config: ServeConfig, role: str) -> int:
+    """Bytes at the end of a first rank's segment through which the members of its instance exchange sums."""
+    members = members_of(config, role)
+    if members == 1:
+        return 0
+    from transport.exchange import SharedExchange
+
+    return SharedExchange.nbytes(members, EXCHANGE_PIECE_BYTES)
+
+
 def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
     """Bytes at the start of a rank's segment that the control plane gives out: whole blocks, as allocated."""
     block = padded_size(block_layout(config, model).nbytes)
@@ -66,7 +86,8 @@ def pool_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
 
 
 def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
-    """Bytes of a rank's segment: its part of the pool, a compute rank's staging blocks, and `stage_bytes`.
+    """Bytes of a rank's segment: its part of the pool, a compute rank's staging blocks, and what its instance
+    exchanges.
 
     Few blocks are enough where no KV moves.
     """
@@ -76,7 +97,7 @@ def segment_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
     moves = config.has_pool or mode_of(config.mode).handover != "none"
     block = block_layout(config, model).nbytes
     staging = max(config.staging_bytes // block if moves else 0, MIN_STAGING_BLOCKS) * block
-    return in_pool + staging + stage_bytes(config, model, role)
+    return in_pool + staging + stage_bytes(config, model, role) + exchange_bytes(config, role)
 
 
 def scratch_bytes(config: ServeConfig, model: ModelConfig, role: str) -> int:
@@ -91,8 +112,8 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
     """Tokens of prompt and answer together.
 
     Raises ConfigError when --max-model-len is beyond the model's context, when a KV cache or the memory
-    between prefill and decode cannot hold one such request, when ranks lend less than one block, or when a
-    pipeline has more stages than the model has layers.
+    between prefill and decode cannot hold one such request, when ranks lend less than one block, or when an
+    instance has more ranks than the model has layers or KV heads for.
     """
     stages = config.pipeline_parallel_size
     if stages > model.layers:
@@ -108,7 +129,9 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
             f"lend_bytes={config.lend_bytes} holds no block of {block} B; raise it to that, or to 0"
         )
     _check_handover(config, block, length)
-    page = page_nbytes(config, model)
+    computing = [role for role in mode_of(config.mode).ranks if role in COMPUTE_ROLES]
+    firsts = [shares_of_role(config, model, role)[0] for role in computing]
+    page = max(page_nbytes(config, one.part_of(model)) for one in firsts)
     pages = -(-length // PAGE_TOKENS)
     if config.kv_cache_bytes // page < pages:
         raise ConfigError(

@@ -17,17 +17,24 @@ from typing import NamedTuple
 import msgspec
 
 from mooncake_lite import messages as m
+from mooncake_lite.config.instances import FOLLOWERS, MEMBER, instance_of, leading_roles
 from mooncake_lite.config.machine import usable_cores
-from mooncake_lite.config.modes import DUTIES, pipeline_of
+from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.launch.rank_process import forget_shared_memory, hard_exit
 from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import FOLLOWED
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
-from mooncake_lite.model.shares import shares_of
-from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes
+from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes, shares_of_role
 from mooncake_lite.profiles.costs import serving_costs
-from mooncake_lite.ranks.computing.pipeline import Pipeline, StageLinks, StageLoop, StageMemory
+from mooncake_lite.ranks.computing.members import (
+    FollowerLoop,
+    Instance,
+    Links,
+    RankMemory,
+    Watch,
+    exchange_of,
+)
 from mooncake_lite.ranks.conductor_link import ConductorLink
 from mooncake_lite.ranks.plan import StartPlan, pids_here, pool_fingerprint
 from mooncake_lite.ranks.process import RankProcess
@@ -45,12 +52,14 @@ from transport.world import World
 class _Neighbours:
     """The sockets of a working rank to the conductor and to its heart's monitor.
 
-    roles   of all ranks on this node, this one's among them
+    role    of the first rank of this one's instance: nearly always its own
+    roles   likewise of all ranks on this node, this one's among them
     """
 
     def __init__(self, process: RankProcess, world: World, plan: StartPlan) -> None:
         self.number, self.node = world.rank, world.node_of[world.rank]
-        self.roles = [process.config.role_of(rank) for rank in world.node_ranks]
+        leading = leading_roles(process.config.roles)
+        self.role, self.roles = leading[world.rank], [leading[rank] for rank in world.node_ranks]
         pids_here(world)
         self._process = process
         path = 0 if self.node == world.node_of[0] else -1
@@ -99,13 +108,14 @@ class _Start:
     """
 
     process: RankProcess
+    world: World
     folder: Path
     model_config: ModelConfig
     neighbours: _Neighbours
     transfers: TransferEngine
     conductor: ConductorLink
     tracer: Tracer | None
-    links: StageLinks | None
+    links: Links | None
     at_end: ExitStack
 
 
@@ -134,17 +144,20 @@ def work(process: RankProcess) -> int:
     model_config = load_config(folder)
     neighbours = _Neighbours(process, world, plan)
     at_end, links = ExitStack(), None
-    if len(ranks := pipeline_of(config.roles, world.rank)) > 1:
-        links = StageLinks(world, ranks, process.run_dir, CurveKeys.from_bytes(plan.control_keys))
+    if len(ranks := instance_of(config.roles, world.rank)) > 1:
+        keys = CurveKeys.from_bytes(plan.control_keys)
+        links = Links(world, ranks, config.role_of(ranks[1]) == MEMBER, process.run_dir, keys)
         at_end.callback(links.close)
-    elif config.pipeline_parallel_size > 1:
-        world.allgather_bytes(b"")  # see StageLinks
+    elif config.has_followers:
+        world.allgather_bytes(b"")  # see Links
     lent = segment_bytes(config, model_config, process.role)
     tracer = rank_tracer(process, world, neighbours.conductor)
     transfers = TransferEngine(world, lent, on_fatal=neighbours.end_rank)
     forget_shared_memory()
     conductor = neighbours.link(model_config, transfers)
-    start = _Start(process, folder, model_config, neighbours, transfers, conductor, tracer, links, at_end)
+    start = _Start(
+        process, world, folder, model_config, neighbours, transfers, conductor, tracer, links, at_end
+    )
     try:
         part = _store(start) if process.role == "store" else _compute(start)
         process.ready()
@@ -193,7 +206,7 @@ def _compute(start: _Start) -> _Part:
     """Build the part of a rank that computes, which has said hello."""
     process, near = start.process, start.neighbours
     config, role = process.config, process.role
-    threads = threads_for(config, usable_cores(), role, near.roles)
+    threads = threads_for(config, usable_cores(), near.role, near.roles)
     set_thread_environment(threads)  # Numba reads it when it is imported, by build_engine
 
     from mooncake_lite.engine.build import build_engine
@@ -204,29 +217,32 @@ def _compute(start: _Start) -> _Part:
     from mooncake_lite.ranks.computing.loop import Loop, StepRunner
     from mooncake_lite.ranks.computing.traced import ComputeTrace, TracedRunner
 
-    links = start.links
-    stages, stage = (len(links.ranks), links.number) if links is not None else (1, 0)
-    share = shares_of(start.model_config, stages)[stage]
-    engine = build_engine(config, start.folder, start.model_config, threads, process, share)
-    memory = StageMemory(config, start.model_config, role, share, start.transfers.local)
+    model, links, transfers = start.model_config, start.links, start.transfers
+    share = shares_of_role(config, model, near.role)[links.number if links is not None else 0]
+    instance, exchange, watch = None, None, None
+    if links is not None and links.in_lockstep:
+        watch = Watch(start.conductor, reads=role in FOLLOWERS)
+        exchange = exchange_of(links, config, start.world, transfers, watch)
+    engine = build_engine(config, start.folder, model, threads, process, share, exchange)
+    memory = RankMemory(config, model, role, share, transfers.local)
     blocks = StagingBlocks(memory.staging, memory.layout, engine)
-    pipeline = Pipeline(links, memory, engine, start.transfers) if links is not None else None
-    own = Runner(engine, blocks, start.transfers, pipeline.compute if pipeline else None)
+    if links is not None:
+        instance = Instance(links, memory, engine, blocks, transfers, share, block_layout(config, model))
+    own = Runner(engine, blocks, transfers) if instance is None else instance.own
     start.at_end.callback(own.close)
-    runner: StepRunner = own if pipeline is None else pipeline.runner(own)
+    runner: StepRunner = own if instance is None else instance.runner
     if start.tracer is not None:
         trace = ComputeTrace(start.tracer, config.roles)
-        trace.watch(near.conductor, start.transfers)
+        trace.watch(near.conductor, transfers)
         runner = TracedRunner(runner, trace)
-    if pipeline is not None and not share.is_first:
-        part = _Part(StageLoop(pipeline, runner, own, start.conductor).run)
+    if instance is not None and role in FOLLOWERS:
+        part = _Part(FollowerLoop(instance.peers, runner, own, start.conductor, watch).run)
     else:
         hello, staging = start.conductor.hello, Staging(blocks.half_blocks, blocks.num_slots)
-        load = serving_costs(config, start.folder, start.model_config).load
-        rank = computing_rank(
-            hello, config, start.model_config, DUTIES[role], engine.num_pages, staging, load
-        )
+        load = serving_costs(config, start.folder, model).load
+        rank = computing_rank(hello, config, model, DUTIES[role], engine.num_pages, staging, load)
         loop = Loop(rank, start.conductor, GatewayLink(near.open_gateway), runner)
-        part = _Part(loop.run, loop.close)
+        leave = instance.peers.leave if instance is not None else None
+        part = _Part(loop.run, partial(loop.close, leave=leave))
     start.conductor.join()
     return part

@@ -440,4 +440,5 @@ def _put_ended(state: State, ended: TransferEnded) -> outcomes.PutFinished:
     state.staging.free_slots += put.slots
     if ended.problem:
         state.dropped_puts += len(put.places)
-    return outcomes.PutFinished(ended.number, put.places, put.sums, ended.problem, ended.may_still_land)
+    sums = ended.sums or put.sums
+    return outcomes.PutFinished(ended.number, put.places, sums, ended.problem, ended.may_still_land)

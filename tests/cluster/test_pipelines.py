@@ -60,6 +60,6 @@ def test_a_pipeline_dies_as_a_whole_and_no_stream_changes(tmp_path: Path) -> Non
             streams, _ = play(cluster.base_url, prompts, victim.kill, share * lasts_s, str(number))
             assert texts(streams) == texts(undisturbed)
         first, stage = sorted(httpx.get(f"{cluster.base_url}/health").json()["degraded"])
-        assert first.startswith("rank 1 (prefill) failed: rank 2 of its pipeline is lost")
+        assert first.startswith("rank 1 (prefill) failed: rank 2 of its instance is lost")
         assert stage.startswith("rank 2 (stage) died")
         assert wait_until(lambda: not sum(samples(cluster.base_url, *AT_REST).values()), patient(5.0))

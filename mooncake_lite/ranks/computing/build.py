@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import ceil
 
+from mooncake_lite.config.instances import members_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig, acceptance_of
 from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.engine.emulated import emulated_drafter
@@ -41,7 +42,8 @@ def least_by_layers(layers: int, nbytes: int, load: LoadCost) -> int:
 def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool, load: LoadCost = GUESS) -> Limits:
     """Return how much a rank that computes does at once. prefills: it decodes nothing."""
     in_stages = prefills and config.pipeline_parallel_size > 1
-    by_layers = config.overlap_transfers and config.layerwise != "off" and not in_stages
+    alone = not in_stages and not (prefills and members_of(config, "prefill") > 1)
+    by_layers = config.overlap_transfers and config.layerwise != "off" and alone
     nbytes = block_layout(config, model).nbytes
     return Limits(
         config.max_num_batched_tokens,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from mooncake_lite.engine.contract import OnMoved
@@ -54,8 +54,13 @@ class Loop:
         result = self.runner.run(step, self._moved)  # compute
         self._tell(self.rank.ended(result, time.monotonic()))  # tell
 
-    def close(self, limit_s: float) -> int:
-        """Deliver tokens. Returns the number of dropped blocks: none, it has nothing to save."""
+    def close(self, limit_s: float, leave: Callable[[], object] | None = None) -> int:
+        """Deliver tokens. Returns the number of dropped blocks: none, it has nothing to save.
+
+        leave   tells the other ranks of its instance to end
+        """
+        if leave is not None:
+            leave()
         self._gateway.close()
         return 0
 

@@ -79,8 +79,8 @@ def work(process: RankProcess) -> int:
     world.bcast_bytes(msgspec.msgpack.encode(plan))
     for rank, pid in pids_here(world):
         monitor.watch_pid(f"rank-{rank}", pid)
-    if config.pipeline_parallel_size > 1:
-        world.allgather_bytes(b"")  # see StageLinks
+    if config.has_followers:
+        world.allgather_bytes(b"")  # see computing.members.Links
     rank_tracer(process, world, None)
     transfers = TransferEngine(world, 0, on_fatal=losses.on_fatal)
     forget_shared_memory()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mooncake_lite.config.instances import FOLLOWERS
 from mooncake_lite.config.modes import COMPUTE_ROLES, DUTIES, MODES, ROLES
 from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import ServeConfig
@@ -130,7 +131,7 @@ def test_a_colocated_rank_that_moves_no_kv_shares_next_to_no_memory() -> None:
 
 
 def test_every_role_has_duties_and_every_mode_can_prefill_and_decode() -> None:
-    assert DUTIES.keys() == {*ROLES, "stage"}
+    assert DUTIES.keys() == {*ROLES, *FOLLOWERS}
     for mode in MODES.values():
         duties = {duty for role in mode.ranks if role not in mode.optional for duty in DUTIES[role]}
         assert {"prefill", "decode"} <= duties

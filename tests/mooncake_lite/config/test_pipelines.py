@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mooncake_lite.config.modes import pipeline_of
+from mooncake_lite.config.instances import instance_of, leading_roles
 from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
@@ -36,7 +36,7 @@ FOUR = {"prefill": 4, "pipeline_parallel_size": 2}
     ("given", "words"),
     [
         ({"prefill": 4, "pipeline_parallel_size": 3}, "=3 does not divide prefill=4: use 1 or 2 or 4"),
-        ({"pipeline_parallel_size": 2}, "=2 does not divide prefill=1: use 1"),
+        ({"prefill": 1, "pipeline_parallel_size": 2}, "=2 does not divide prefill=1: use 1"),
         ({"prefill": 3, "pipeline_parallel_size": 0}, "=0 does not divide prefill=3: use 1 or 3"),
         ({"prefill": 2, "pipeline_parallel_size": -2}, "=-2 does not divide prefill=2: use 1 or 2"),
         (
@@ -75,7 +75,7 @@ def test_the_ranks_of_a_pipeline_follow_each_other_and_the_first_has_the_role_th
     assert config.roles == ["steward", "prefill", "stage", "prefill", "stage", *others]
     assert config.ranks == len(config.roles)
     assert (config.ranks_of("prefill"), config.ranks_of("stage")) == ([1, 3], [2, 4])
-    pipelines = [pipeline_of(config.roles, rank) for rank in range(config.ranks)]
+    pipelines = [instance_of(config.roles, rank) for rank in range(config.ranks)]
     assert pipelines[:6] == [[0], [1, 2], [1, 2], [3, 4], [3, 4], [5]]
     assert config_from(config.to_dict(), "test") == config
 
@@ -118,10 +118,9 @@ def test_a_stage_lends_nothing_to_the_pool() -> None:
 def test_a_stage_has_as_many_threads_as_a_prefill_rank_without_a_pipeline(cores: int) -> None:
     config = ServeConfig(**FOUR, decode=1)
     whole = replace(config, pipeline_parallel_size=1)
-    for role in ("prefill", "stage"):
-        assert threads_for(config, cores, role) == threads_for(whole, cores, "prefill")
-    assert threads_for(config, cores, "decode") == threads_for(whole, cores, "decode")
-    assert threads_for(config, 16, "stage", ["stage", "prefill"]) == 8
+    assert leading_roles(config.roles) == whole.roles
+    for role in ("prefill", "decode"):
+        assert threads_for(config, cores, role) == threads_for(whole, cores, role)
 
 
 def test_the_first_stage_plans_with_late_tokens_and_even_chunks_and_no_other_rank_does() -> None:

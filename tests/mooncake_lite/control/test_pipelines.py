@@ -120,7 +120,7 @@ def test_the_loss_of_a_rank_kills_the_others_of_its_pipeline_once_and_no_other(r
     effects = cluster.lose(rank)
     assert killed(effects) == others
     assert [effect.reason for effect in of(fx.EndRank, effects)] == [
-        f"rank {rank} of its pipeline is lost"
+        f"rank {rank} of its instance is lost"
     ] * 2
     assert [lost.rank for lost in of(fx.MarkLost, effects)] == [rank]
     for other in others:
@@ -154,7 +154,7 @@ def test_the_loss_of_a_pipeline_counts_once_for_its_request_and_as_the_first_of_
     assert cluster.arrive("a").rank == 1
     for rank in order:
         cluster.lose(
-            rank, why=why if rank == order[0] else f"failed: rank {order[0]} of its pipeline is lost"
+            rank, why=why if rank == order[0] else f"failed: rank {order[0]} of its instance is lost"
         )
     assert cluster.control.requests["a"].losses == counted
     assert cluster.control.requests["a"].lost_by == f"rank {order[0]} ({ROLES[order[0]]}) {why}"

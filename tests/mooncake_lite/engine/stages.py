@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,18 +13,12 @@ import numpy as np
 
 from mooncake_lite.engine.contract import OnMoved
 from mooncake_lite.engine.engine import Engine
-from mooncake_lite.engine.pipeline import (
-    FirstRunner,
-    Neighbours,
-    StageEngine,
-    own_part,
-    part_of,
-    reports_of,
-    step_of,
-)
+from mooncake_lite.engine.members import Leader, chained, part_of
+from mooncake_lite.engine.pipeline import Neighbours, StageEngine
 from mooncake_lite.engine.runner import Runner
 from mooncake_lite.engine.staging import StagingBlocks
-from mooncake_lite.messages.stages import TO_STAGE
+from mooncake_lite.engine.telling import reports_of, step_of
+from mooncake_lite.messages.members import TO_MEMBER
 from mooncake_lite.model.forward import Model
 from mooncake_lite.model.shares import Share, shares_of
 from mooncake_lite.model.weights import Weights
@@ -65,7 +60,7 @@ class StagedRunner:
     ) -> None:
         config = models[0].config
         self._memory = [np.zeros((SLOTS, ROWS, config.hidden_size * 4), np.uint8) for _ in models]
-        self._pool, decoder = pool, Decoder(TO_STAGE)
+        self._pool, decoder = pool, Decoder(TO_MEMBER)
         boxes: list[deque[bytes]] = [deque() for _ in models]
 
         def receive(number: int, _wait_s: float) -> list[Any]:
@@ -77,21 +72,22 @@ class StagedRunner:
 
         ranks = [FIRST_RANK + number for number in range(len(models))]
         self._stages = []
-        firsts = itertools.accumulate((one.config.layers for one in models), initial=0)
-        for number, (model, first) in enumerate(zip(models, firsts)):
-            layers = range(first, first + model.config.layers)
-            layout = BlockLayout(len(layers), config.kv_heads, block_tokens, config.head_dim, 4)
+        windows = tuple(itertools.chain(*(one.config.windows for one in models)))
+        whole = replace(config, layers=len(windows), windows=windows)
+        sizes = config.kv_heads, block_tokens, config.head_dim, 4
+        for number, (model, share) in enumerate(zip(models, shares_of(whole, len(models)))):
+            layout = BlockLayout(model.config.layers, *sizes)
             engine = Engine(model, num_pages, block_tokens)
             blocks = StagingBlocks(np.zeros(staged * layout.nbytes, np.uint8), layout, engine)
-            near = Neighbours(
-                ranks, number, self, self._memory[number], 0, partial(receive, number), tell  # type: ignore[arg-type]
-            )  # fmt: skip
+            moves: Any = self
+            near = Neighbours(ranks, number, partial(receive, number), tell, moves, self._memory[number], 0)
             computes = StageEngine(engine, near)
-            runner = Runner(engine, blocks, self, computes.compute)  # type: ignore[arg-type]
-            self._stages.append((near, runner, part_of(layers, layout.layer_nbytes)))
+            part = part_of(share, BlockLayout(len(windows), *sizes))
+            runner = Runner(engine, blocks, moves, computes.compute, part)
+            self._stages.append((near, runner))
             if number == 0:
                 self.blocks = blocks
-                self._first = FirstRunner(runner, computes, near, self._stages[0][2])
+                self._first = Leader(runner, near, chained, computes.on_look, late=True)
 
     def submit(self, moves: Sequence[Transfer], label: object) -> Any:
         """Move hidden states, or blocks of the pool."""
@@ -104,10 +100,10 @@ class StagedRunner:
     def run(self, step: Step, moved: OnMoved | None = None) -> Result:
         """Do a step on the first stage, and then on the others."""
         result = self._first.run(step, moved)
-        for near, runner, part in self._stages[1:]:
+        for near, runner in self._stages[1:]:
             near.look()
             while (order := near.next_step()) is not None:
-                self._report(near, runner.run(own_part(step_of(order, 0.0), part)))
+                self._report(near, runner.run(step_of(order, 0.0)))
             while runner.is_moving:
                 self._report(near, runner.run(Step(0.0)))
         return result

@@ -10,26 +10,21 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mooncake_lite.engine import pipeline
+from mooncake_lite.engine import members, pipeline, telling
 from mooncake_lite.engine.contract import Drawn
 from mooncake_lite.engine.flights import BAD
-from mooncake_lite.engine.pipeline import (
-    FirstRunner,
-    Neighbours,
-    StageEngine,
-    orders_of,
-    part_of,
-    reports_of,
-    step_of,
-)
+from mooncake_lite.engine.members import Leader, chained
+from mooncake_lite.engine.pipeline import Neighbours, StageEngine
+from mooncake_lite.engine.telling import orders_of, reports_of, step_of
 from mooncake_lite.messages import BlockRef, Logprobs, Sampling
-from mooncake_lite.messages.stages import (
-    TO_STAGE,
-    HalfEnded,
+from mooncake_lite.messages.members import (
+    TO_MEMBER,
+    Dismissed,
     HiddenAt,
     HiddenTaken,
     LateTokens,
-    StageStep,
+    MemberStep,
+    PartEnded,
 )
 from mooncake_lite.model.layer_hook import LayerHook
 from scheduler.instance import JobId, Late, Result, Step, TransferEnded
@@ -47,7 +42,7 @@ ROWS, NBYTES = 6, 8
 LAYER = 10
 """Bytes of a layer of a block; each stage has two."""
 
-DECODER = Decoder(TO_STAGE)
+DECODER = Decoder(TO_MEMBER)
 
 
 class Moves:
@@ -75,7 +70,7 @@ class Place:
         self.heard: list[list[Any]] = []
         self.moves: Any = Moves()
         self.slots = np.zeros((2, ROWS, NBYTES), np.uint8)
-        self.near = Neighbours(RANKS, number, self.moves, self.slots, 100, self._receive, self._tell)
+        self.near = Neighbours(RANKS, number, self._receive, self._tell, self.moves, self.slots, 100)
 
     def _receive(self, wait_s: float) -> list[Any]:
         came = self.heard.pop(0) if self.heard else []
@@ -108,21 +103,21 @@ class First(Place):
         self.own: Any = Own()
         engine: Any = None
         self.engine = StageEngine(engine, self.near)
-        self.runner = FirstRunner(self.own, self.engine, self.near, part_of(range(2), LAYER))
+        self.runner = Leader(self.own, self.near, chained, self.engine.on_look, late=True)
 
     def step(self, own: Sequence[TransferEnded] = (), step: Step | None = None, moved: Any = None) -> Result:
         """Do a step in which these transfers end on the first stage."""
         self.own.ends = list(own)
         return self.runner.run(Step(0.0) if step is None else step, moved)
 
-    def hear(self, *reports: HalfEnded | LateTokens) -> None:
+    def hear(self, *reports: PartEnded | LateTokens) -> None:
         self.heard.append(list(reports))
 
 
 def told(
     stage: int, number: int, sums: Sequence[list[int]] = (), problem: str = "", late: bool = False
-) -> HalfEnded:
-    return HalfEnded(stage, ended(number, problem, late, bad=[], sums=list(sums)))
+) -> PartEnded:
+    return PartEnded(stage, False, ended(number, problem, late, bad=[], sums=list(sums)))
 
 
 def ended(number: int, problem: str = "", late: bool = False, **more: Any) -> TransferEnded:
@@ -234,25 +229,25 @@ def test_a_first_stage_ends_when_others_report_nothing_that_is_due(
     due: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(pipeline.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(members.time, "monotonic", lambda: clock.now)
     first = First()
     for _ in range(3):  # nothing is due
-        clock.now += pipeline.SILENCE_LIMIT_S - 1
+        clock.now += members.SILENCE_LIMIT_S - 1
         first.step()
     first.step(step=due)
-    clock.now += pipeline.SILENCE_LIMIT_S - 1
+    clock.now += members.SILENCE_LIMIT_S - 1
     first.hear(told(1, 1))
     first.step()
-    clock.now += pipeline.SILENCE_LIMIT_S - 1
+    clock.now += members.SILENCE_LIMIT_S - 1
     first.step()
     clock.now += 2
-    with pytest.raises(RuntimeError, match="other ranks of the pipeline have reported nothing for 600 s"):
+    with pytest.raises(RuntimeError, match="other ranks of the instance have reported nothing for 600 s"):
         first.step()
 
 
 def test_nothing_is_due_any_more_once_all_have_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(pipeline.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(members.time, "monotonic", lambda: clock.now)
     first = First()
     draws = (Draw(Sampling(), [1], 0, frozenset()),)
     first.step(
@@ -261,7 +256,7 @@ def test_nothing_is_due_any_more_once_all_have_reported(monkeypatch: pytest.Monk
     first.hear(told(1, 0), told(2, 0), LateTokens((*A,), [5], [None], []))
     assert first.step([TransferEnded(0)]).late
     for _ in range(2):
-        clock.now += 10 * pipeline.SILENCE_LIMIT_S
+        clock.now += 10 * members.SILENCE_LIMIT_S
         first.step()
 
 
@@ -286,28 +281,19 @@ def a_step() -> Step:
     )
 
 
-def test_the_first_stage_moves_its_layers_and_tells_the_others_of_whole_blocks() -> None:
+def test_the_first_stage_tells_the_others_of_whole_blocks() -> None:
     first, step = First(), a_step()
     result = first.step(step=step)
     assert result.step is step, "the planner knows it by this"
-    (own,) = first.own.steps
-    assert [(ref.offset, ref.nbytes) for ref in own.reads[0].places] == [(0, 20), (100, 20)]
-    assert [(ref.offset, ref.nbytes) for ref in own.writes[0].places] == [(0, 20), (100, 20)]
-    assert (own.chunks, own.lands) == (step.chunks, step.lands)
-    assert [stage for stage, _ in first.told] == [1, 2] * 4
-    moves, *chunks = [order for stage, order in first.told if stage == 1]
+    assert first.own.steps == [step]
+    assert [stage for stage, _ in first.told] == [1, 2] * 2
+    moves, passes = [order for stage, order in first.told if stage == 1]
     assert ([one.places for one in moves.reads], moves.chunks, moves.more) == ([refs(2)], [], False)
-    for one, chunk, more in zip(chunks, step.chunks, (True, True, False), strict=True):
-        assert (one.reads, one.lands, one.writes, one.more) == ([], [], [], more)
-        assert [told.job for told in one.chunks] == [(*chunk.job,)]
+    assert (passes.reads, passes.lands, passes.writes, passes.more) == ([], [], [], False)
+    assert [told.job for told in passes.chunks] == [(*chunk.job,) for chunk in step.chunks]
 
 
-def test_a_stage_has_its_layers_of_a_place() -> None:
-    part = part_of(range(4, 6), LAYER)
-    assert part(BlockRef(7, 9, 1000, 60, 5)) == BlockRef(7, 9, 1040, 20, 5)
-
-
-def heard(stage: Place, *messages: Any) -> list[StageStep]:
+def heard(stage: Place, *messages: Any) -> list[MemberStep]:
     """What a stage will do that has heard these messages, if nothing else has to come."""
     stage.heard = [list(messages)]
     stage.near.look()
@@ -335,7 +321,8 @@ def test_a_step_in_which_others_have_nothing_to_do_is_not_told() -> None:
     assert first.told == []
 
 
-def test_a_pass_begins_when_the_last_of_its_chunks_has_come() -> None:
+def test_a_pass_begins_when_the_last_of_its_chunks_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "MOST_NUMBERS", 1)
     stage, (moves, *chunks) = Place(1), orders_of(a_step())
     assert heard(stage, moves, *chunks[:2]) == [moves]
     (whole,) = heard(stage, chunks[2])
@@ -350,8 +337,8 @@ def test_the_last_stage_reports_each_chunks_tokens_and_scores() -> None:
     result = Result(step, [11, 12, 13], logprobs=[None, None, scores[0]], scores=[scores])
     reports = reports_of(2, replace(result, halves=[TransferEnded(1, "cut"), TransferEnded(0)]))
     assert [DECODER.decode(encode(one)) for one in reports] == [
-        HalfEnded(2, ended(1, "cut", bad=[])),
-        HalfEnded(2, ended(0, bad=[])),
+        PartEnded(2, False, ended(1, "cut", bad=[])),
+        PartEnded(2, False, ended(0, bad=[])),
         LateTokens((*A,), [11, 12, 13], [None, None, scores[0]], []),
         LateTokens((*B,), [], [], scores),
     ]
@@ -370,7 +357,7 @@ def test_a_chunk_whose_scores_are_not_finite_is_reported_whether_it_draws_or_not
 
 @pytest.mark.parametrize(
     "message",
-    [HiddenAt(1, 4096), HiddenTaken(0), told(1, 0, [[1, 2]], "cut", True), StageStep([], [], [], [])],
+    [HiddenAt(1, 4096), HiddenTaken(0), told(1, 0, [[1, 2]], "cut", True), MemberStep(), Dismissed()],
 )
 def test_every_message_survives_the_wire(message: Any) -> None:
     assert DECODER.decode(encode(message)) == message
@@ -420,7 +407,7 @@ def test_a_stage_that_stops_frees_the_slots_of_what_it_will_not_read() -> None:
     stage = Place(2)
     stage.heard = [[HiddenAt(1, 500), HiddenAt(0, 300)]]
     stage.near.look()
-    stage.near.drop()
+    stage.near.leave()
     assert stage.told == [(1, HiddenTaken(1)), (1, HiddenTaken(0))]
 
 

@@ -13,13 +13,12 @@ import pytest
 
 from mooncake_lite import messages as m
 from mooncake_lite.config.serve import ServeConfig
-from mooncake_lite.engine.pipeline import part_of
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
-from mooncake_lite.messages.stages import HalfEnded, HiddenTaken, StageMail, StageMove, StageStep
+from mooncake_lite.messages.members import HiddenTaken, MemberMail, MemberMove, MemberStep, PartEnded
 from mooncake_lite.model.shares import shares_of
 from mooncake_lite.model.sizes import HIDDEN_SLOTS, block_layout, pool_bytes, segment_bytes
-from mooncake_lite.ranks.computing.pipeline import StageLinks, StageLoop, StageMemory
+from mooncake_lite.ranks.computing.members import FollowerLoop, Links, RankMemory
 from mooncake_lite.ranks.conductor_link import ConductorLink
 from scheduler.instance import Result, Step, TransferEnded
 from tests.mooncake_lite.launch.test_preflight import SMALL_MODEL
@@ -38,10 +37,10 @@ CONFIG = ServeConfig(
 )
 
 
-def memory(number: int) -> tuple[np.ndarray, StageMemory]:
+def memory(number: int) -> tuple[np.ndarray, RankMemory]:
     role = "stage" if number else "prefill"
     segment = np.zeros(segment_bytes(CONFIG, MODEL, role), np.uint8)
-    return segment, StageMemory(CONFIG, MODEL, role, shares_of(MODEL, 4)[number], segment)
+    return segment, RankMemory(CONFIG, MODEL, role, shares_of(MODEL, 4)[number], segment)
 
 
 def test_the_parts_of_a_stages_segment_do_not_overlap_and_the_slots_lie_where_the_next_one_reads() -> None:
@@ -61,7 +60,7 @@ def test_all_stages_have_halves_and_slots_for_as_many_blocks_of_their_layers() -
     sizes = set()
     for number in range(4):
         _, parts = memory(number)
-        assert parts.layout.layers == len(parts.layers) == (2 if number < 3 else 1)
+        assert parts.layout.layers == (2 if number < 3 else 1)
         layout = parts.layout
         engine: Any = SimpleNamespace(block_shape=layout.shape, block_dtype=np.float32)
         blocks = StagingBlocks(parts.staging, layout, engine)
@@ -74,21 +73,21 @@ class Near:
 
     number, can_begin = 2, True
 
-    def __init__(self, *steps: StageStep) -> None:
+    def __init__(self, *steps: MemberStep) -> None:
         self.steps, self.looks, self.told = list(steps), list[float](), list[Any]()
 
     def look(self, wait_s: float) -> None:
         self.looks.append(wait_s)
 
-    def next_step(self) -> StageStep | None:
+    def next_step(self) -> MemberStep | None:
         self.can_begin = len(self.steps) > 1
         return self.steps.pop(0) if self.steps else None
 
     def tell(self, stage: int, message: Any) -> None:
         self.told.append((stage, message))
 
-    def drop(self) -> None:
-        self.told.append("dropped")
+    def leave(self) -> None:
+        self.told.append("left")
 
 
 class Own:
@@ -127,28 +126,27 @@ class Conductor:
         return came
 
 
-def loop(near: Any, own: Any, conductor: Conductor) -> tuple[StageLoop, ConductorLink, list[Any]]:
+def loop(near: Any, own: Any, conductor: Conductor) -> tuple[FollowerLoop, ConductorLink, list[Any]]:
     marked: list[Any] = []
     names = ("counters", "moved_bytes", "served_bytes", "control_counters", "socket_counters")
     transfers: Any = SimpleNamespace(
         mark_lost=lambda rank, reason: marked.append((rank, reason)), serving_bytes=0,
         **{name: {} for name in names},
     )  # fmt: skip
-    pipeline: Any = SimpleNamespace(near=near, part=part_of(range(4, 6), 10))
     link = link_to(conductor, m.RankHello(3, "stage", 0), transfers, conductor.signs)
     link._reported_at = float("inf")  # statistics are not the matter here
-    return StageLoop(pipeline, own, own, link), link, marked
+    return FollowerLoop(near, own, own, link, None), link, marked
 
 
-def test_a_stage_moves_its_layers_and_reports_each_end_to_the_first_one() -> None:
+def test_a_stage_moves_what_it_is_told_and_reports_each_end_to_the_first_one() -> None:
     places = [BlockRef(1, 9, 1000, 70)]
-    near, own = Near(StageStep([], [], [StageMove(1, 1, places, [3])], [])), Own()
+    near, own = Near(MemberStep(writes=[MemberMove(1, 1, places, [3])])), Own()
     stage, _, _ = loop(near, own, Conductor())
     stage.turn()
-    assert own.steps[0].writes[0].places == [BlockRef(1, 9, 1040, 20)]
+    assert own.steps[0].writes[0].places == places
     assert near.told == []
     stage.turn()
-    assert near.told == [(0, HalfEnded(2, TransferEnded(1, sums=[[7]])))]
+    assert near.told == [(0, PartEnded(2, False, TransferEnded(1, sums=[[7]])))]
     stage.turn()
     assert len(own.steps) == 2, "with nothing to do, it does nothing"
     assert near.looks == [0.0, 0.0, 0.1], "it waits for messages only when nothing moves"
@@ -158,7 +156,7 @@ def test_a_stage_tells_a_new_conductor_of_itself_marks_lost_ranks_and_ends_when_
     conductor = Conductor(m.MarkLost(5, "died"), m.Stop("done", 0.0, False), term=2)
     stage, link, marked = loop(near := Near(), Own(), conductor)
     stage.run()
-    assert near.told == ["dropped"], "the stage before waits for a slot"
+    assert near.told == ["left"], "the stage before waits for a slot"
     assert conductor.sent == [m.RankHello(3, "stage", 0, epoch=2)]
     assert marked == [(5, "died")]
     assert (link.stop, link.may_leave) == (m.Stop("done", 0.0, False), False)
@@ -168,7 +166,7 @@ def test_a_stage_tells_a_new_conductor_of_itself_marks_lost_ranks_and_ends_when_
 
 
 def test_a_stage_joins_a_new_conductor_once_it_has_moved_what_it_was_told() -> None:
-    write = StageStep([], [], [StageMove(1, 1, [BlockRef(1, 9, 1000, 70)], [3])], [])
+    write = MemberStep(writes=[MemberMove(1, 1, [BlockRef(1, 9, 1000, 70)], [3])])
     conductor = Conductor(term=2)
     stage, _, _ = loop(Near(write), Own(), conductor)
     stage.turn()
@@ -188,9 +186,9 @@ def test_a_stage_reports_what_it_moves() -> None:
 
 
 def test_a_message_of_another_stage_that_is_lost_ends_the_rank() -> None:
-    links: Any = StageLinks.__new__(StageLinks)
-    mail = [[("stage-1", StageMail(0, HiddenTaken(0)))], [("stage-1", StageMail(2, HiddenTaken(1)))]]
+    links: Any = Links.__new__(Links)
+    mail = [[("member-1", MemberMail(0, HiddenTaken(0)))], [("member-1", MemberMail(2, HiddenTaken(1)))]]
     links._heard, links._hub = Counter(), SimpleNamespace(receive=lambda wait_s: mail.pop(0))
     assert links.receive(0.0) == [HiddenTaken(0)]
-    with pytest.raises(RuntimeError, match="message 1 of stage-1 of the pipeline is lost"):
+    with pytest.raises(RuntimeError, match="message 1 of member-1 of the instance is lost"):
         links.receive(0.0)
