@@ -225,10 +225,14 @@ def _plan_pieces(context_lens, window, kv_heads, page_size, split, workers):
     return pieces[:count]
 
 
-@njit(**PART, **_RULES)
-def _merge_pieces(pieces, highest, totals, sums, group, out):
-    """out = the pieces of each sequence, weighed by what their maxima say; zeros where there is no piece."""
+@njit(cache=True, nogil=True, **_RULES)
+def merge_pieces(pieces, highest, totals, sums, out):
+    """out = the pieces of each sequence, weighed by what their maxima say; zeros where there is no piece.
+
+    pieces   their first column is the sequence; those of one sequence follow each other, as its tokens do
+    """
     heads, head_dim = out.shape[1:]
+    group = heads // highest.shape[1]
     merged = np.empty(head_dim, np.float32)
     i = 0
     for b in range(out.shape[0]):
@@ -273,8 +277,12 @@ def _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, hi
 
 
 @njit(cache=True, nogil=True, parallel=True)
-def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, scale, window, split, workers):
-    """Plan the pieces, let the workers take them, merge. `split` as for _plan_pieces."""
+def decode_parts_v3(query, key_cache, value_cache, block_tables, context_lens, scale, window, split, workers):
+    """Plan the pieces and let the workers take them. `split` as for _plan_pieces.
+
+    Returns pieces (p, 3), and of each its highest scores and totals (p, kv_heads, group) and sums (p,
+    kv_heads, group, head_dim) float32, for merge_pieces.
+    """
     heads, head_dim = query.shape[1:]
     kv_heads, page_size = key_cache.shape[1:3]
     group = heads // kv_heads
@@ -294,4 +302,13 @@ def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, sc
     else:
         for _ in prange(workers):
             _work(taken, pieces, query, key_cache, value_cache, block_tables, factor, highest, totals, sums)
-    _merge_pieces(pieces, highest, totals, sums, group, out)
+    return pieces, highest, totals, sums
+
+
+@njit(cache=True, nogil=True)
+def decode_v3(query, key_cache, value_cache, block_tables, context_lens, out, scale, window, split, workers):
+    """All pieces of all contexts, merged into `out`. `split` as for _plan_pieces."""
+    pieces, highest, totals, sums = decode_parts_v3(
+        query, key_cache, value_cache, block_tables, context_lens, scale, window, split, workers
+    )
+    merge_pieces(pieces, highest, totals, sums, out)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba import arrays
+from kernels_numba.attention.attention_dealt import DealtContexts
 from kernels_numba.attention.attention_decode import paged_attention_decode
 from kernels_numba.attention.attention_decode_tiles import decode_v3
 from kernels_numba.attention.attention_prefill import check_lengths, check_pages, paged_attention_prefill
@@ -42,6 +43,8 @@ class PagedPass:
     rotary         (cosine, sine), as for scatter_kv
     singles        the first so many sequences have one new token
     split          as for paged_attention_decode
+    dealt          the contexts, where several members share each of them; then context_lens are those of this
+                   member, may be 0, and every sequence has one new token. On the CPU, without windows
 
     Torch tensors on one device, or NumPy arrays. Raises ShapeError, DtypeError, LayoutError, KindError and,
     on the CPU, RangeError (errors.py). The arrays must not change while the pass is used.
@@ -59,7 +62,9 @@ class PagedPass:
         *,
         singles: int,
         split: int = 0,
+        dealt: DealtContexts | None = None,
     ) -> None:
+        self._dealt = dealt
         self._arrays = (caches, block_tables, query_lens, context_lens, slot_mapping, positions, rotary)
         self._singles, self._split = singles, split
         self._batch, self._rows = query_lens.shape[0], slot_mapping.shape[0]
@@ -80,7 +85,8 @@ class PagedPass:
         pages, page_size = self._caches.shape[2], self._caches.shape[4]
         check_ids("slot_mapping", self._slots, pages * page_size)
         check_ids("positions", self._positions, cosine.shape[0], lowest=0)
-        check_lengths(self._new, self._lens, self._rows)
+        if self._dealt is None:
+            check_lengths(self._new, self._lens, self._rows)
         if not (self._new[: self._singles] == 1).all():
             raise RangeError("singles", self._singles, "leading sequences that have one new token each")
         self._checked: set[tuple[int, int]] = set()
@@ -128,6 +134,9 @@ class PagedPass:
         q, result = arrays.as_numpy(query), arrays.as_numpy(out)
         (keys, values), tables, lens = self._caches[layer], self._tables, self._lens
         rest, threads = (float(scale), limit), self._threads
+        if self._dealt is not None:
+            self._dealt.attend(q, keys, values, tables, result, float(scale), threads)
+            return out
         with PARALLEL_CALL:
             if d:
                 alone = (q[:d], keys, values, tables[:d], lens[:d], result[:d])

@@ -70,7 +70,9 @@ def control_config(
         survives=config.mpi_profile == "ft",
         wait_for_rank_s=config.wait_for_rank_s,
         verify=config.verify == "dram",
-        prefetches=config.overlap_transfers and config.prefix_sharing != "off",
+        prefetches=config.overlap_transfers
+        and config.prefix_sharing != "off"
+        and config.decode_context_parallel_size == 1,
         classes=config.service_classes,
         costs=costs,
         term=term,

@@ -24,7 +24,17 @@ Config = Any
 
 
 def members_of(config: Config, role: str) -> int:
-    """Return how many ranks compute each layer together in an instance whose first rank has this role."""
+    """Return how many ranks compute in lockstep in an instance whose first rank has this role."""
+    return tensor_size(config, role) * context_size(config, role)
+
+
+def context_size(config: Config, role: str) -> int:
+    """Return how many ranks have the KV of each sequence together."""
+    return int(config.decode_context_parallel_size) if role == "decode" else 1
+
+
+def tensor_size(config: Config, role: str) -> int:
+    """Return how many ranks have the heads of each layer together."""
     if role not in ("prefill", "decode", "compute"):
         return 1
     own: int = getattr(config, f"{role}_tensor_parallel_size", 0)
@@ -73,8 +83,9 @@ def check_instances(config: Config) -> None:
             raise ConfigError(
                 f"{named}: mode={config.mode} has no {role} ranks; use tensor_parallel_size={size}"
             )
+    _check_context(config)
     for role in roles:
-        size = members_of(config, role)
+        size = tensor_size(config, role)
         if size == 1:
             continue
         own = getattr(config, f"{role}_tensor_parallel_size", 0)
@@ -87,6 +98,24 @@ def check_instances(config: Config) -> None:
         _check_divides(named, size, role, getattr(config, role))
         if config.layerwise == "on":
             raise ConfigError(f"{named} moves whole blocks; use layerwise=auto")
+
+
+def _check_context(config: Config) -> None:
+    """Raises ConfigError for decode ranks that cannot share contexts."""
+    turns = context_size(config, "decode")
+    if turns == 1:
+        return
+    named = f"decode_context_parallel_size={turns}"
+    if config.mode == "colocated":
+        raise ConfigError(f"{named}: its ranks compute no prompts; use --mode pooled or split")
+    if (size := tensor_size(config, "decode")) > 1:
+        raise ConfigError(
+            f"{named} and tensor parallel decode ranks ({size}): ranks share tokens, or heads; leave one of "
+            "them out"
+        )
+    if config.device != "cpu":
+        raise ConfigError(f"{named} needs device cpu, not {config.device}")
+    _check_divides(named, turns, "decode", config.decode)
 
 
 def _check_divides(named: str, size: int, role: str, count: int) -> None:

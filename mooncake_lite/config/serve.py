@@ -50,6 +50,7 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_num_batched_tokens", 1, math.inf, "at least 1 is needed"),
     ("max_num_partial_prefills", 1, math.inf, "at least 1 is needed"),
     ("tensor_parallel_size", 1, math.inf, "at least 1 is needed"),
+    ("decode_context_parallel_size", 1, math.inf, "at least 1 is needed"),
     ("prefill_tensor_parallel_size", 0, math.inf, "give a number, or 0 for that of tensor_parallel_size"),
     ("decode_tensor_parallel_size", 0, math.inf, "give a number, or 0 for that of tensor_parallel_size"),
     ("threads", 0, math.inf, "give a number, or 0 for one that fits the machine"),
@@ -195,6 +196,8 @@ class ServeConfig:
         divide the numbers of ranks that compute.
     prefill_tensor_parallel_size: The same of prefill ranks alone. 0: as --tensor-parallel-size says.
     decode_tensor_parallel_size: The same of decode ranks alone. 0: as --tensor-parallel-size says.
+    decode_context_parallel_size: Decode ranks that hold the KV of each sequence together, for contexts that
+        are too long for one. Must divide --decode.
     layerwise: Move KV by layers beside a prompt's pass: its prefix comes in ahead, its last blocks leave
         behind it. auto: where the costs say that it is faster; on: everything; off: only blocks move.
     max_queue: Requests that may wait. Further ones are refused with 429.
@@ -283,6 +286,7 @@ class ServeConfig:
     tensor_parallel_size: int = 1
     prefill_tensor_parallel_size: int = 0
     decode_tensor_parallel_size: int = 0
+    decode_context_parallel_size: int = 1
     layerwise: Literal["auto", "on", "off"] = "auto"
     max_queue: int = 64
     policy: str = "kvcache-centric"

@@ -14,7 +14,7 @@ from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.exchange import Exchange
 from mooncake_lite.model.shares import Share, whole
-from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages
+from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages, unit_tokens
 from mooncake_lite.profiles.file import profile_of
 
 
@@ -48,6 +48,7 @@ def build_engine(
         return emulated_engine(config, folder, model_config, share)
     from kernels_numba.ahead import compile_ahead, steps_of
     from mooncake_lite.engine.compiling import kernel_use
+    from mooncake_lite.engine.dealing import Dealing
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.engine.local import use_threads
     from mooncake_lite.engine.warm import warm_up
@@ -59,8 +60,12 @@ def build_engine(
         compile_ahead(steps_of(use), progress.compiling)
     progress.starting("loading the model")
     given = (folder, config.dtype, config.device, config.weights, config.batch_invariant)
-    model = load_model(*given, share, exchange)
-    engine = Engine(model, num_pages(config, model_config, share), config.block_size, config.kv_codec)
+    dealing = None
+    if share is not None and share.turns > 1 and exchange is not None:
+        dealing = Dealing(share.turn, share.turns, unit_tokens(config), exchange.gather)
+    model = load_model(*given, share, exchange if dealing is None else None)
+    pages = num_pages(config, model_config, share)
+    engine = Engine(model, pages, config.block_size, config.kv_codec, dealing)
     progress.starting("warming up")
     warm_up(engine)
     return engine

@@ -16,6 +16,7 @@ import kernels_numba
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.caches import new_caches
 from mooncake_lite.engine.contract import Drawn
+from mooncake_lite.engine.dealing import Dealing, singles
 from mooncake_lite.engine.logprobs import score
 from mooncake_lite.engine.sampler import sample
 from mooncake_lite.messages import Logprobs, Sampling
@@ -30,11 +31,19 @@ class Engine:
 
     num_pages      KV pages of PAGE_TOKENS tokens
     block_tokens   tokens of a pool block, a multiple of PAGE_TOKENS
+    dealing        which tokens' KV this member has of each sequence; None: of all
     codec          how blocks are encoded on their way out, and decoded on their way in (kernels_numba.codecs)
     """
 
-    def __init__(self, model: Model, num_pages: int, block_tokens: int, codec: str = "none") -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Model,
+        num_pages: int,
+        block_tokens: int,
+        codec: str = "none",
+        dealing: Dealing | None = None,
+    ) -> None:
+        self.model, self._dealing = model, dealing
         self.block_tokens = block_tokens
         self.codec = kernels_numba.codec(codec) if codec != "none" else None
         self.num_pages = num_pages
@@ -71,7 +80,9 @@ class Engine:
         score, in their order; nothing on a member that is not the first of its group, which does the same
         passes. The pages of a chunk must hold all tokens up to its end.
         """
-        chunks = [row for chunk in chunks for row in chunk.rows]
+        chunks = [
+            row for chunk in chunks for row in (chunk.rows if self._dealing is None else singles(chunk))
+        ]
         placed = _placed(chunks)
         ends = dict(zip(map(id, placed), itertools.accumulate(len(chunk.token_ids) for chunk in placed)))
         rows = [ends[id(chunk)] - 1 for chunk in chunks if chunk.draws]
@@ -82,6 +93,8 @@ class Engine:
                 rows += range(first, first + len(chunk.score.targets))
         states = self._states(placed, rows, hook, hidden)
         draws = [chunk.draws for chunk in chunks if chunk.draws]
+        if self._dealing is not None and self._dealing.turn:
+            return [], []
         logits = self.model.logits(states[:num_draws]).cpu().numpy()
         scores = self._scores(states[num_draws:], chunks)
         if self.model.exchange is not None and self.model.exchange.member:
@@ -111,13 +124,17 @@ class Engine:
         device = self.model.device
         ids = [token for chunk in placed for token in chunk.token_ids]
         positions = [position for chunk in placed for position in range(chunk.start, chunk.end)]
-        slots = [slot for chunk in placed for slot in _slots(chunk)]
+        slots_of = _slots if self._dealing is None else self._dealing.slots
+        slots = [slot for chunk in placed for slot in slots_of(chunk)]
+        ends = [chunk.end for chunk in placed]
+        dealt = None if self._dealing is None else self._dealing.contexts(ends)
         batch = AttentionBatch(
             query_lens=self._int32([len(chunk.token_ids) for chunk in placed]),
-            context_lens=self._int32([chunk.end for chunk in placed]),
+            context_lens=self._int32(ends) if dealt is None else torch.from_numpy(dealt.own),
             block_tables=self._tables(placed),
             slot_mapping=torch.tensor(slots, device=device),
             leading=sum(len(chunk.token_ids) == 1 for chunk in placed),
+            dealt=dealt,
         )
         return self.model.states(
             torch.tensor(ids, device=device),

@@ -54,10 +54,12 @@ class Part:
 
     ranges   (place of a block) -> (offset, bytes) of this part, in the order in which they lie in own blocks
     sums     it has whole layers, whose checksums are told. Else the first rank makes those of whole blocks
+    owns     (number of a block in its sequence) -> whether this rank has a part of it
     """
 
     ranges: Callable[[BlockRef], Iterable[tuple[int, int]]]
     sums: bool
+    owns: Callable[[int], bool] = lambda block: True
 
 
 class Flights:

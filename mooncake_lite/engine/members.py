@@ -215,8 +215,18 @@ class Leader:
         return TransferEnded(number, BAD if bad else "", bad=bad)
 
 
-def part_of(share: Share, layout: BlockLayout) -> Part:
-    """Return what a share has of each block of this layout, which is that of the pool: layers, or heads."""
+def part_of(share: Share, layout: BlockLayout, unit_tokens: int) -> Part:
+    """Return what a share has of each block: layers or heads of all, or all of some.
+
+    layout   of whole blocks; unit_tokens: in which contexts are dealt out, if they are
+    """
+    if share.turns > 1:
+        blocks = unit_tokens // layout.block_tokens
+        return Part(
+            lambda ref: [(ref.offset, ref.nbytes)],
+            False,
+            lambda block: block // blocks % share.turns == share.turn,
+        )
     if share.members == 1:
         first, end = share.layers.start, share.layers.stop
         offsets = [(first * layout.layer_nbytes, (end - first) * layout.layer_nbytes)]

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.by_layers import Incoming, LayersLost, MovingHook, Outgoing
 from mooncake_lite.engine.contract import ComputeEngine, Drawn, OnMoved
 from mooncake_lite.engine.flights import Flights, Part
@@ -42,6 +43,7 @@ class Runner:
     part                 that it has of each block; None: all
     _moves               whether blocks are moved. Only then it has staging memory, transfers and flights
     _copying             half -> its group, and the checksums that the copying thread will return
+    _first, _of_slot     half -> number of its first block in its sequence; slot -> likewise of its block
     _leaving             half -> the end of a group that leaves by layers, from the same thread
     """
 
@@ -57,6 +59,7 @@ class Runner:
         self._part, self._computes, self._isolation = part, compute, Isolation(engine)
         self._copier = ThreadPoolExecutor(1, "copier")
         self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
+        self._first, self._of_slot = dict[int, int](), dict[int, int]()
         self._leaving: dict[int, Future[TransferEnded]] = {}
         self._waited_s = 0.0  # for layers, in the pass under way
         self._moves = False
@@ -150,7 +153,8 @@ class Runner:
             if future.done():
                 del self._copying[half]
                 blocks, label = self._staging.half(half, len(group.places)), ("store KV", group.job[0])
-                self._halves.begin(half, "write", group.places, blocks, label, future.result())
+                places, own = self._own(group.first, group.places, blocks)
+                self._halves.begin(half, "write", places, own, label, future.result())
         gone = [half for half, future in self._leaving.items() if future.done()]
         return [*self._halves.ended(), *(self._leaving.pop(half).result() for half in gone)]
 
@@ -163,22 +167,27 @@ class Runner:
         """Copy blocks within the rank and begin transfers. Returns checksums of `saves`."""
         staging, halves, puts = self._staging, self._halves, self._puts
         for read in step.reads:
-            blocks = staging.half(read.half, len(read.places))
-            halves.begin(read.half, "read", read.places, blocks, ("load KV", read.job[0]))
+            self._first[read.half] = read.first
+            half = staging.half(read.half, len(read.places))
+            halves.begin(
+                read.half, "read", *self._own(read.first, read.places, half), ("load KV", read.job[0])
+            )
         for land in step.lands:
-            self.engine.load_blocks(land.pages, staging.half(land.half, land.count))
+            blocks = staging.half(land.half, land.count)
+            self._copy(self.engine.load_blocks, self._first[land.half], land.pages, blocks)
         for group in step.writes:
             if group.behind:
                 continue
             self._copying[group.half] = group, self._copier.submit(self._copy_out, group)
         saved = []
         for save in step.saves:
-            block = staging.slot(save.slot)
-            self.engine.store_blocks(save.pages, block)
+            block, self._of_slot[save.slot] = staging.slot(save.slot), save.index
+            self._copy(self.engine.store_blocks, save.index, save.pages, block)
             saved += self._sums(block)
         for put in step.puts:
-            slots = [staging.slot(slot) for slot in put.slots]
-            puts.begin(put.put, "write", put.places, slots, ("put decoded blocks", ""))
+            own = [n for n, slot in enumerate(put.slots) if self._owns(self._of_slot[slot])]
+            slots = [staging.slot(put.slots[n]) for n in own]
+            puts.begin(put.put, "write", [put.places[n] for n in own], slots, ("put decoded blocks", ""))
         return saved
 
     def _copy_out(self, group: WriteGroup) -> list[list[int]]:
@@ -187,8 +196,27 @@ class Runner:
         Done by the copying thread, beside a forward pass that writes other pages.
         """
         blocks = self._staging.half(group.half, len(group.places))
-        self.engine.store_blocks(group.pages, blocks)
+        self._copy(self.engine.store_blocks, group.first, group.pages, blocks)
         return self._sums(blocks)
+
+    def _owns(self, block: int) -> bool:
+        """Tell whether this rank has a part of a block. block: its number in its sequence."""
+        return self._part is None or self._part.owns(block)
+
+    def _own(self, first: int, places: Seq[Any], blocks: np.ndarray) -> tuple[Seq[Any], Seq[np.ndarray]]:
+        """Return those of a group of blocks that this rank has a part of. first: number of the first one."""
+        own = [n for n in range(len(places)) if self._owns(first + n)]
+        return [places[n] for n in own], [blocks[n] for n in own]
+
+    def _copy(self, copy: Callable[..., None], first: int, pages: Seq[int], blocks: np.ndarray) -> None:
+        """Copy a group of blocks between pages and staging memory, all at once if this rank has them all."""
+        own = [n for n in range(len(blocks)) if self._owns(first + n)]
+        if len(own) == len(blocks):
+            copy(pages, blocks)
+            return
+        size = self._staging.layout.block_tokens // PAGE_TOKENS
+        for n in own:
+            copy(pages[n * size : (n + 1) * size], blocks[n : n + 1])
 
     def _sums(self, blocks: np.ndarray) -> list[list[int]]:
         """Return the checksums of blocks; nothing of parts for which the first rank makes them."""

@@ -37,10 +37,13 @@ MOST_NUMBERS = 1 << 18
 def orders_of(step: Step) -> list[MemberStep]:
     """Return what the other ranks have to do: moves do not wait for the hidden states of a pipeline."""
     moves = MemberStep(
-        [MemberMove(one.half, len(one.places), list(one.places), []) for one in step.reads],
+        [MemberMove(one.half, len(one.places), list(one.places), [], one.first) for one in step.reads],
         [MemberMove(one.half, one.count, [], list(one.pages)) for one in step.lands],
-        [MemberMove(one.half, len(one.places), list(one.places), list(one.pages)) for one in step.writes],
-        [MemberMove(one.slot, 1, [], list(one.pages)) for one in step.saves],
+        [
+            MemberMove(one.half, len(one.places), list(one.places), list(one.pages), one.first)
+            for one in step.writes
+        ],
+        [MemberMove(one.slot, 1, [], list(one.pages), one.index) for one in step.saves],
         [MemberMove(one.put, len(one.places), list(one.places), list(one.slots)) for one in step.puts],
         [(one.copies, one.pages[0]) for one in step.grow if one.copies is not None],
     )
@@ -83,10 +86,12 @@ def step_of(order: MemberStep, now: float) -> Step:
     return Step(
         now,
         grow=tuple(Growth(NO_JOB, (target,), source) for source, target in order.copies),
-        reads=tuple(ReadGroup(one.number, one.places, NO_JOB, 0) for one in order.reads),
+        reads=tuple(ReadGroup(one.number, one.places, NO_JOB, one.first) for one in order.reads),
         lands=tuple(LandGroup(one.number, one.count, one.pages, NO_JOB) for one in order.lands),
-        writes=tuple(WriteGroup(one.number, one.pages, one.places, NO_JOB, 0) for one in order.writes),
-        saves=tuple(SaveBlock(NO_JOB, 0, (), 0, None, one.pages, one.number) for one in order.saves),
+        writes=tuple(
+            WriteGroup(one.number, one.pages, one.places, NO_JOB, one.first) for one in order.writes
+        ),
+        saves=tuple(SaveBlock(NO_JOB, one.first, (), 0, None, one.pages, one.number) for one in order.saves),
         puts=tuple(WritePut(one.number, one.pages, one.places) for one in order.puts),
         chunks=tuple(map(_heard, order.chunks)),
     )

@@ -21,12 +21,14 @@ class MemberMove(Plain, frozen=True):
     count    of blocks
     places   of whole blocks, none of a LandGroup and a SaveBlock
     pages    none of a ReadGroup; of a WritePut the slots
+    first    number of the first block in its sequence, of those that come from pages or go there
     """
 
     number: int
     count: int
     places: list[BlockRef]
     pages: list[int]
+    first: int = 0
 
 
 class MemberChunk(Plain, frozen=True):

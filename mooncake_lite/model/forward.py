@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as functional
 
 from kernels_numba import PagedPass, rms_norm, silu_multiply
+from kernels_numba.attention.attention_dealt import DealtContexts
 from mooncake_lite.config.serve import check_batch_invariant
 from mooncake_lite.errors import ModelError
 from mooncake_lite.model.config import ITEMSIZE, DType, ModelConfig, load_config
@@ -26,7 +27,7 @@ from mooncake_lite.model.linear_paths import choose_paths
 from mooncake_lite.model.path_table import PathTable, this_machine
 from mooncake_lite.model.projection import INVARIANT, Projection, embedded, invariant_pieces
 from mooncake_lite.model.rope import inverse_frequencies, rotary_tables
-from mooncake_lite.model.shares import Share, whole
+from mooncake_lite.model.shares import PIECE_TOKENS, Share, whole
 from mooncake_lite.model.weight_source import weight_source
 from mooncake_lite.model.weights import LayerWeights, Weights, load_weights
 
@@ -40,6 +41,7 @@ class AttentionBatch:
         block_tables  (b, max_pages) int32   its pages, in order; entries past the context are not read
         slot_mapping  (n,) int64             where each new token's KV goes: page * page_size + offset
         leading       how many of the first sequences are known to have one new token
+        dealt         the whole contexts, where several members share each; context_lens are of this member
 
     The new tokens of sequence 0 come first, then those of sequence 1, ...: n = sum(query_lens).
     """
@@ -49,6 +51,7 @@ class AttentionBatch:
     block_tables: torch.Tensor
     slot_mapping: torch.Tensor
     leading: int = 0
+    dealt: DealtContexts | None = None
 
     @property
     def singles(self) -> int:
@@ -79,10 +82,6 @@ class _LayerProjections:
     @property
     def all(self) -> tuple[Projection, ...]:
         return (self.query_key_value, self.output, self.gate_up, self.down)
-
-
-SPLIT_TOKENS = 256
-"""Batch-invariant attention sums a sequence in pieces that end at multiples of so many of its tokens."""
 
 
 class Model:
@@ -191,7 +190,8 @@ class Model:
         count = batch.slot_mapping.shape[0]
         # One new token per sequence, all wanted. Members may take different forms, so both add up all rows.
         only_decodes = batch.query_lens.shape[0] == count and (rows is None or rows.shape[0] == count)
-        if only_decodes and not moves and self.decode is not None and self.decode.takes(count):
+        compiled = only_decodes and not moves and batch.dealt is None
+        if compiled and self.decode is not None and self.decode.takes(count):
             delta = self.decode(hidden, paged, None if self.exchange is None else self.exchange.sum)
         else:
             early = None if only_decodes else rows
@@ -254,7 +254,8 @@ class Model:
             positions,
             (self.cosine, self.sine),
             singles=batch.singles,
-            split=SPLIT_TOKENS if self.batch_invariant else 0,
+            split=PIECE_TOKENS if self.batch_invariant else 0,
+            dealt=batch.dealt,
         )
 
     def _heads(

@@ -20,6 +20,10 @@ from mooncake_lite.model.config import ModelConfig
 UNIT = 32
 """Spans of the MLP and of the vocabulary end at multiples of this, a block of every GGUF format we read."""
 
+PIECE_TOKENS = 256
+"""Attention whose bits must not depend on who computes it sums a sequence in pieces that end at multiples of
+so many of its tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -29,7 +33,8 @@ class Share:
         inner             rows of gate and up, columns of down
         vocab             rows of the head; all ranks that embed tokens have the whole embedding
         stage, stages     place in a pipeline
-        member, members   place in a group that computes every pass together
+        member, members   place in a group that computes every pass together, each with some heads
+        turn, turns       place in a group that computes every pass together, each with some of the tokens' KV
 
     The spans of all members of a group are the whole, in order.
     """
@@ -43,6 +48,8 @@ class Share:
     stages: int
     member: int
     members: int
+    turn: int = 0
+    turns: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -67,7 +74,7 @@ class Share:
 
     def largest(self, model: ModelConfig) -> Share:
         """Return the share of the same instance whose KV takes the most bytes per token."""
-        return shares_of(model, self.stages, self.members)[0]
+        return shares_of(model, self.stages, self.members, self.turns)[0]
 
 
 def whole(model: ModelConfig) -> Share:
@@ -75,8 +82,10 @@ def whole(model: ModelConfig) -> Share:
     return shares_of(model)[0]
 
 
-def shares_of(model: ModelConfig, stages: int = 1, members: int = 1) -> list[Share]:
+def shares_of(model: ModelConfig, stages: int = 1, members: int = 1, turns: int = 1) -> list[Share]:
     """Divide a model among the stages of a pipeline, or among members that compute every pass together.
+
+    turns   all of them have the whole model, and divide tokens
 
     Layers and KV heads that cannot be divided evenly: the first ranks hold one more. Query heads follow their
     KV heads. The MLP and the vocabulary are divided evenly: members meet after each half of a layer, so the
@@ -84,8 +93,10 @@ def shares_of(model: ModelConfig, stages: int = 1, members: int = 1) -> list[Sha
 
     Raises ModelError for more members than KV heads, ValueError for stages and members together.
     """
-    if stages > 1 and members > 1:
-        raise ValueError(f"{stages} stages of {members} members each are not supported")
+    if sum(count > 1 for count in (stages, members, turns)) > 1:
+        raise ValueError(f"{stages} stages, {members} members and {turns} turns: only one may be above 1")
+    if turns > 1:
+        return [replace(whole(model), turn=turn, turns=turns) for turn in range(turns)]
     if members > model.kv_heads:
         raise ModelError(
             f"tensor parallel size {members}: the model has {model.kv_heads} key/value heads; "

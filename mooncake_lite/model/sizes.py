@@ -6,12 +6,13 @@ the fix when something cannot hold what it must.
 
 from __future__ import annotations
 
-from mooncake_lite.config.instances import members_of
+from mooncake_lite.config.instances import context_size, members_of, tensor_size
 from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ITEMSIZE, ModelConfig
-from mooncake_lite.model.shares import Share, shares_of, whole
+from mooncake_lite.model.shares import PIECE_TOKENS, Share, shares_of, whole
+from scheduler.instance.dealt_pages import pages_of_rows
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
@@ -47,7 +48,12 @@ def page_nbytes(config: ServeConfig, model: ModelConfig) -> int:
 def shares_of_role(config: ServeConfig, model: ModelConfig, role: str) -> list[Share]:
     """What the ranks of an instance hold whose first rank has this role. Errors as in shares_of."""
     stages = config.pipeline_parallel_size if role == "prefill" else 1
-    return shares_of(model, stages, members_of(config, role))
+    return shares_of(model, stages, tensor_size(config, role), context_size(config, role))
+
+
+def unit_tokens(config: ServeConfig) -> int:
+    """Tokens of a unit, in which contexts are dealt out: whole pieces of attention, and whole blocks."""
+    return max(PIECE_TOKENS, config.block_size)
 
 
 def num_pages(config: ServeConfig, model: ModelConfig, share: Share | None = None) -> int:
@@ -129,17 +135,27 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
             f"lend_bytes={config.lend_bytes} holds no block of {block} B; raise it to that, or to 0"
         )
     _check_handover(config, block, length)
-    computing = [role for role in mode_of(config.mode).ranks if role in COMPUTE_ROLES]
-    firsts = [shares_of_role(config, model, role)[0] for role in computing]
-    page = max(page_nbytes(config, one.part_of(model)) for one in firsts)
-    pages = -(-length // PAGE_TOKENS)
-    if config.kv_cache_bytes // page < pages:
-        raise ConfigError(
-            f"kv_cache_bytes={config.kv_cache_bytes} holds {config.kv_cache_bytes // page * PAGE_TOKENS} "
-            f"tokens, max_model_len is {length}; raise kv_cache_bytes to {pages * page} or lower "
-            "max_model_len"
-        )
+    for role in mode_of(config.mode).ranks:
+        if role in COMPUTE_ROLES:
+            _check_pages(config, model, shares_of_role(config, model, role)[0], length)
     return length
+
+
+def _check_pages(config: ServeConfig, model: ModelConfig, share: Share, length: int) -> None:
+    """Raise ConfigError when an instance cannot hold the KV of one request of this length."""
+    page, turns = page_nbytes(config, share.part_of(model)), share.turns
+    if turns > 1 and any(window is not None for window in model.windows):
+        raise ConfigError(
+            f"decode_context_parallel_size={turns}: layers of this model look at their newest tokens alone, "
+            "which are few; leave it out"
+        )
+    pages = pages_of_rows(length, PAGE_TOKENS, unit_tokens(config), turns)
+    if config.kv_cache_bytes // page < pages:
+        tokens = config.kv_cache_bytes // page * PAGE_TOKENS * turns
+        raise ConfigError(
+            f"kv_cache_bytes={config.kv_cache_bytes} holds {tokens} tokens, max_model_len is {length}; "
+            f"raise kv_cache_bytes to {pages * page} or lower max_model_len"
+        )
 
 
 def _check_handover(config: ServeConfig, block: int, length: int) -> None:

@@ -25,7 +25,7 @@ from mooncake_lite.launch.threads import set_thread_environment, threads_for
 from mooncake_lite.launch.verdict import FOLLOWED
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.resolve import resolve_model
-from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes, shares_of_role
+from mooncake_lite.model.sizes import block_layout, pool_bytes, segment_bytes, shares_of_role, unit_tokens
 from mooncake_lite.profiles.costs import serving_costs
 from mooncake_lite.ranks.computing.members import (
     FollowerLoop,
@@ -227,7 +227,9 @@ def _compute(start: _Start) -> _Part:
     memory = RankMemory(config, model, role, share, transfers.local)
     blocks = StagingBlocks(memory.staging, memory.layout, engine)
     if links is not None:
-        instance = Instance(links, memory, engine, blocks, transfers, share, block_layout(config, model))
+        instance = Instance(
+            links, memory, engine, blocks, transfers, share, block_layout(config, model), unit_tokens(config)
+        )
     own = Runner(engine, blocks, transfers) if instance is None else instance.own
     start.at_end.callback(own.close)
     runner: StepRunner = own if instance is None else instance.runner

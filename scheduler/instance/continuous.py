@@ -158,8 +158,10 @@ def _grown(task: Task, draft: PageDraft, needed: int, copied: Seq[int]) -> tuple
     """
     new = draft.take(needed)
     assert new is not None, "an iteration without pages for its tokens"
-    pages = task.sequence.pages
-    pages = [*pages[: len(pages) - len(copied)], *new]
+    if copied:
+        pages = [new[0] if page == copied[0] else page for page in task.sequence.pages]
+    else:
+        pages = [*task.sequence.pages, *new]
     return Growth(task.id, new, copied[0] if copied else None), pages
 
 

@@ -61,6 +61,15 @@ class Pages:
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_for(num_tokens, self.page_tokens)
 
+    def index(self, token: int) -> int:
+        """Return which page of a sequence holds a token."""
+        return token // self.page_tokens
+
+    def of_blocks(self, held: Sequence[int], first: int, count: int, block_tokens: int) -> Sequence[int]:
+        """Return the pages of some blocks, one block after the other; the last block may have fewer."""
+        size = block_tokens // self.page_tokens
+        return held[first * size : (first + count) * size]
+
     def take(self, pages: Sequence[int]) -> None:
         """Take free pages for one sequence: those that a PageDraft chose, in its order."""
         for page in pages:

@@ -169,7 +169,7 @@ class State:
     def block_pages(self, task: Task, first: int, count: int) -> Seq[int]:
         """Return the pages of blocks first .. first+count-1 of a task; the last block may have fewer."""
         per_block = self.block_tokens // self.pages.page_tokens
-        pages = task.sequence.pages[first * per_block : (first + count) * per_block]
+        pages = self.pages.of_blocks(task.sequence.pages, first, count, self.block_tokens)
         assert len(pages) > (count - 1) * per_block, f"block {first + count - 1} of {task.id} has no page"
         return pages
 
@@ -189,13 +189,15 @@ class State:
 
         left   page -> users that leave it before this task
 
-        A last page that other branches use too is copied before the token is written into it (copy on
+        A page that other branches use too is copied before the token is written into it (copy on
         write), and left. The last of its users keeps it.
         """
-        pages = task.sequence.pages
-        missing = self.pages.needed(len(task.sequence.token_ids)) - len(pages)
-        if not missing and self.pages.used[pages[-1]] - left[pages[-1]] > 1:
-            return 1, pages[-1:]
+        pages, length = task.sequence.pages, len(task.sequence.token_ids)
+        missing = self.pages.needed(length) - len(pages)
+        if not missing:
+            page = pages[self.pages.index(length - 1)]
+            if self.pages.used[page] - left[page] > 1:
+                return 1, (page,)
         return missing, ()
 
     def num_next_pages(self) -> int:

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import ceil
 
-from mooncake_lite.config.instances import members_of
+from mooncake_lite.config.instances import context_size, members_of
 from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig, acceptance_of
 from mooncake_lite.engine.by_layers import GROUPS
 from mooncake_lite.engine.emulated import emulated_drafter
 from mooncake_lite.messages import RankHello
 from mooncake_lite.model.config import ModelConfig
-from mooncake_lite.model.sizes import block_layout, context_length
+from mooncake_lite.model.sizes import block_layout, context_length, unit_tokens
 from mooncake_lite.ranks.computing.machine import ComputingRank
 from scheduler.costs import CostConfig, LoadCost
 from scheduler.instance import PREFILL, Limits, Pages, Staging, State, new_prefix_cache
+from scheduler.instance.dealt_pages import DealtPages
 from scheduler.instance.lookup import Lookup
 from scheduler.instance.task import NewDrafter
 from store.keys import next_key
@@ -88,11 +89,15 @@ def computing_rank(
     staging     its halves and slots
     load        how long it takes to bring blocks into its pages
     """
-    pages = Pages(num_pages, PAGE_TOKENS)
-    prefix = new_prefix_cache(config.prefix_sharing, pages, config.block_size)
+    turns = 1 if PREFILL in duties else context_size(config, "decode")
+    pages, sharing = Pages(num_pages, PAGE_TOKENS), config.prefix_sharing
+    if turns > 1:
+        pages, sharing = DealtPages(num_pages, PAGE_TOKENS, unit_tokens(config), turns), "off"
+    prefix = new_prefix_cache(sharing, pages, config.block_size)
     limits = limits_of(config, model, set(duties) == {PREFILL}, load)
+    drafter = new_drafter_of(config, model) if turns == 1 else None
     state = State(
         frozenset(duties), pages, staging, config.block_size, limits, next_key=next_key,
-        prefix=prefix, preemption=config.preemption, new_drafter=new_drafter_of(config, model),
+        prefix=prefix, preemption=config.preemption, new_drafter=drafter,
     )  # fmt: skip
     return ComputingRank(hello, state, context_length(config, model))

@@ -168,7 +168,7 @@ def exchange_of(
 class Instance:
     """The parts of a rank's runner that know of the other ranks.
 
-    share     of the model that this rank holds; layout: of whole blocks
+    share     of the model that this rank holds; layout: of whole blocks; unit_tokens: of a unit, see Dealing
 
     peers     what it hears from them
     runner    carries out steps; own: this rank's part of them
@@ -183,8 +183,9 @@ class Instance:
         transfers: TransferEngine,
         share: Share,
         layout: BlockLayout,
+        unit_tokens: int,
     ) -> None:
-        part = part_of(share, layout)
+        part = part_of(share, layout, unit_tokens)
         heard = links.ranks, links.number, links.receive, links.tell
         self.peers: Peers
         if links.in_lockstep:

@@ -82,7 +82,7 @@ class StagedRunner:
             moves: Any = self
             near = Neighbours(ranks, number, partial(receive, number), tell, moves, self._memory[number], 0)
             computes = StageEngine(engine, near)
-            part = part_of(share, BlockLayout(len(windows), *sizes))
+            part = part_of(share, BlockLayout(len(windows), *sizes), 0)
             runner = Runner(engine, blocks, moves, computes.compute, part)
             self._stages.append((near, runner))
             if number == 0:
