@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -77,10 +78,11 @@ def sums_of(members: list[SharedExchange], data: list[np.ndarray]) -> list[np.nd
 def test_every_member_gets_the_bits_of_the_sum_in_the_order_of_members(count: int) -> None:
     members = members_of(count)
     for length in (0, 1, PIECE // 4 - 1, PIECE // 4, PIECE // 4 + 1, PIECE // 2, 1000):
-        data = data_of(count, length, length)
+        data, turns = data_of(count, length, length), members[0]._put
         for order in (data, data[::-1]):
             expected = in_order(order).tobytes()
             assert [found.tobytes() for found in sums_of(members, order)] == [expected] * count
+        assert members[0]._put - turns == 2 * max(1, -(-4 * length // PIECE))
     assert in_order(data).tobytes() != in_order(data[::-1]).tobytes() or count < 3, "any order would do"
 
 
@@ -242,8 +244,8 @@ def test_memory_that_does_not_do_is_refused() -> None:
     assert SharedExchange.nbytes(3, 65) == SharedExchange.nbytes(3, 128) == 3 * (192 + 2 * 128)
 
 
-@pytest.fixture
-def waiting() -> Iterator[tuple[SharedExchange, Any]]:
+@contextmanager
+def one_that_waits() -> Iterator[tuple[SharedExchange, Any]]:
     """A member of two that waits for the other one, and the future of its call."""
     first, _ = members_of(2)
     with ThreadPoolExecutor(1) as pool:
@@ -251,6 +253,12 @@ def waiting() -> Iterator[tuple[SharedExchange, Any]]:
         assert wait_until(lambda: first._counters.value(0) == 1)
         yield first, call
         first.close()
+
+
+@pytest.fixture
+def waiting() -> Iterator[tuple[SharedExchange, Any]]:
+    with one_that_waits() as found:
+        yield found
 
 
 def test_lose_ends_a_wait_at_once_and_all_later_calls(waiting: tuple[SharedExchange, Any]) -> None:
@@ -266,6 +274,21 @@ def test_lose_ends_a_wait_at_once_and_all_later_calls(waiting: tuple[SharedExcha
             act()
     assert isinstance(error, MemberLost)
     assert str(error) == "member 0 of 2: member 1's process ended"
+
+
+def test_lose_wakes_a_sleeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one try of some: lose() may also come before the waiter sleeps."""
+    monkeypatch.setattr(exchange_module, "TICK_S", 2.0)
+
+    def woken() -> bool:
+        with one_that_waits() as (exchange, call):
+            assert not wait_until(call.done, 0.1)
+            began = time.monotonic()
+            exchange.lose("its process ended")
+            assert isinstance(call.exception(60), MemberLost)
+            return time.monotonic() - began < 1.0
+
+    assert any(woken() for _ in range(5))
 
 
 def test_closing_ends_a_wait_of_another_thread(waiting: tuple[SharedExchange, Any]) -> None:
@@ -285,7 +308,9 @@ def test_a_loss_that_comes_between_two_looks_is_seen_too(
     assert isinstance(call.exception(patient(5)), MemberLost)
 
 
-def test_a_wait_has_a_limit_and_asks_meanwhile() -> None:
+@pytest.mark.parametrize("number", [futex.FUTEX, None])
+def test_a_wait_has_a_limit_and_asks_meanwhile(number: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futex, "FUTEX", number)
     asked: list[float] = []
     first, _ = members_of(2, limit_s=0.3, waits=lambda: asked.append(time.monotonic()))
     began = time.monotonic()
@@ -309,13 +334,14 @@ def test_what_is_asked_meanwhile_may_end_the_wait() -> None:
         first.sum(np.ones(4, F32))
 
 
-def test_who_waits_uses_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_module, "TICK_S", 0.05)
-    first, _ = members_of(2, limit_s=1.0)
+@pytest.mark.parametrize(("number", "most_s"), [(futex.FUTEX, 0.025), (None, 0.25)])
+def test_who_waits_uses_no_core(number: Any, most_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futex, "FUTEX", number)
+    first, _ = members_of(2, limit_s=0.5)
     used = time.thread_time()
     with pytest.raises(MemberLost):
         first.sum(np.ones(4, F32))
-    assert time.thread_time() - used < 0.05
+    assert time.thread_time() - used < most_s
 
 
 def test_a_member_on_two_threads_is_refused(waiting: tuple[SharedExchange, Any]) -> None:
