@@ -182,18 +182,26 @@ class _Replay:
         self._next(number)
 
     def _stored(self, request: int) -> None:
-        """Have all blocks of a prompt in the pool: others may use them, and decode reads them."""
+        """Have all blocks of a prompt in the pool: decode reads them, and others may once that is known."""
         number, decode = self._of[request]
         node = self._nodes[number]
         node.storing -= 1
         self._flows.end(str(request))
-        self._pool.put(self._home[number], self._ids[request])
-        self._pool.used(self._ids[request], self._home[number])
+        self.clock.after(2 * self._over.message_s, partial(self._known, request))
         if node.stored is not None and not node.storing:
             go_on, node.stored = node.stored, None
             go_on()
         if self._answers[request] > 1:
             self.clock.after(4 * self._over.message_s, partial(self._batches[decode].on_stored, request))
+
+    def _known(self, request: int) -> None:
+        """Let others use the blocks of a prompt: the conductor was told, and its next order has arrived.
+
+        So the prompt that follows at once on the same node never finds them.
+        """
+        home, ids = self._home[self._of[request][0]], self._ids[request]
+        self._pool.put(home, ids)
+        self._pool.used(ids, home)
 
     # ------------------------------------------------------------------------------ decode
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +20,7 @@ from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.workloads.kinds import KINDS, made
-from mooncake_lite.workloads.rescale import sped
+from mooncake_lite.workloads.rescale import divided, sped
 from mooncake_lite.workloads.reuse import cached_tokens
 from mooncake_lite.workloads.traces import Trace, TraceRequest
 from scheduler.costs import DecodeCost
@@ -51,6 +52,20 @@ def test_a_replay_is_what_the_simulator_plays(kind: str, rate: float, prefills: 
     near(played.tbt_s, np.array([one.tbt_s for one in records]), 0.1, 0.002)
     assert int(played.cached.sum()) == pytest.approx(outcome.reused["dram"], rel=0.03)
     assert played.far_bytes == pytest.approx(outcome.bytes_moved["far"], rel=0.15)
+
+
+def test_a_replay_is_what_the_simulator_plays_where_a_shared_prefix_takes_seconds_to_compute() -> None:
+    """Four times the default model's passes: each prompt that computes the prefix again delays all others."""
+    profile = named_profile("SmolLM2-135M-Instruct")
+    slow = msgspec.structs.replace(profile.compute, time_scale=4.0)
+    trace = divided(workload("code", 100, 2.2, 4), 4)
+    cluster = Cluster(
+        profile=profile.with_section("compute", slow), nodes={"prefill": 2, "decode": 2}, together=True,
+        block_tokens=trace.block_tokens, node_bytes=2 << 30, kv_bytes=2 << 30,
+    )  # fmt: skip
+    played, outcome = replay(cluster, trace), play(cluster, TraceSource(trace), 0)
+    near(played.ttft_s, np.array([one.ttft_s for one in outcome.records]), 0.02, 0.0)
+    assert int(played.cached.sum()) == outcome.reused["dram"]
 
 
 def test_links_that_are_slow_make_a_replay_slow_as_they_do_the_simulator() -> None:
@@ -163,6 +178,18 @@ def test_two_prompts_of_one_node_come_a_pass_and_a_slot_apart() -> None:
     over, pass_s = cluster.overheads, pass_seconds(cluster.profile)(prompt_load(5_000, 0))
     assert first == pytest.approx(2 * over.message_s + pass_s + over.step_s + over.request_s)
     assert second - first == pytest.approx(pass_s + over.step_s + 2 * over.message_s)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("together", [False, True])
+def test_a_prompt_that_follows_at_once_does_not_find_the_blocks_of_the_one_before(together: bool) -> None:
+    """A node is free when a pass ends; the conductor knows a moment later that the prompt is stored."""
+    requests = [TraceRequest(ms, 1_100, 3, [0, 1, 2]) for ms in (0.0, 1.0, 2.0)]
+    cluster = replace(with_nodes(CLUSTER, (1, 1)), together=together)
+    played, outcome = replay(cluster, Trace(requests)), play(cluster, TraceSource(Trace(requests)), 0)
+    assert played.cached.tolist() == [0, 0, 1_024]
+    assert outcome.reused["dram"] == 1_024
+    near(played.ttft_s, np.array([one.ttft_s for one in outcome.records]), 0.01)
 
 
 @pytest.mark.quick
