@@ -43,7 +43,8 @@ def least_by_layers(layers: int, nbytes: int, load: LoadCost) -> int:
 def limits_of(config: ServeConfig, model: ModelConfig, prefills: bool, load: LoadCost = GUESS) -> Limits:
     """Return how much a rank that computes does at once. prefills: it decodes nothing."""
     in_stages = prefills and config.pipeline_parallel_size > 1
-    alone = not in_stages and not (prefills and members_of(config, "prefill") > 1)
+    role = "prefill" if prefills else "decode" if config.decode else "compute"
+    alone = not in_stages and members_of(config, role) == 1
     by_layers = config.overlap_transfers and config.layerwise != "off" and alone
     nbytes = block_layout(config, model).nbytes
     return Limits(

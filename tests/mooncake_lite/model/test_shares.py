@@ -128,7 +128,7 @@ def test_the_mlp_and_the_vocabulary_are_cut_at_blocks_where_there_are_enough(
 def test_more_members_than_kv_heads_and_members_of_stages_are_refused() -> None:
     with pytest.raises(ModelError, match="size 3: the model has 2 key/value heads; use at most so many"):
         shares_of(sized(14, 2), members=3)
-    with pytest.raises(ValueError, match="2 stages of 2 members each"):
+    with pytest.raises(ValueError, match="2 stages, 2 members and 1 turns: only one"):
         shares_of(sized(14, 2), stages=2, members=2)
 
 
