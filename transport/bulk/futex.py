@@ -40,10 +40,9 @@ class Counters:
     """
 
     def __init__(self, words: np.ndarray, apart_bytes: int):
-        starts = range(0, words.nbytes, apart_bytes)
         self._values = words.data.cast("I")
         self._apart = apart_bytes // 4
-        self._at = [ctypes.c_void_p(words.ctypes.data + start) for start in starts]
+        self._at = [ctypes.c_void_p(words.ctypes.data + at) for at in range(0, words.nbytes, apart_bytes)]
 
     def value(self, number: int) -> int:
         """Return the value of a counter, from 0 to 2**32 - 1."""

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ TOGETHER, TOGETHER_BYTES, REPEATS = 64, 256 * KIB, 4
 ROUNDS = 5
 """Between two nodes, of which the median counts."""
 
-ASKED = "MPI request and reply"
+ASKED, ALLREDUCE = "MPI request and reply", "MPI_Allreduce, spinning"
 COPY, SOCKET = "np.copyto from the same window (median)", "one plain TCP socket (median)"
+
+Seconds = tuple[float, float, float]
+"""Of ours, of the limit, and of the peer, or 0 without one."""
 
 MEMBERS, SUMS, SUM_FLOATS, PIECE_BYTES = 2, 301, (576, 256 * KIB), 256 * KIB
 """Ranks that add in lockstep, how often, how many float32, and the size of a piece in common memory."""
@@ -69,25 +73,20 @@ class Reads:
         """
         comm = self.world.comm.Split(self.world.rank < MEMBERS, self.world.rank)
         exchange = make(comm) if self.world.rank < MEMBERS else None
-        rows, where = [], "same node" if self.world.one_node else "two nodes"
+        where = "same node" if self.world.one_node else "two nodes"
+        ours, asked, bound, rows = 1.0, 1.0, 1.0, []
         for floats in SUM_FLOATS:
-            seconds = self._sum(exchange, comm, plain, floats)
+            x, total = np.zeros((2, floats), np.float32)
+            self.world.barrier()
+            if exchange is not None:
+                sums = partial(exchange.sum, x), partial(comm.Allreduce, x, total)
+                ours, asked = median_seconds(SUMS, *sums)
+            if self.world.rank == 0:
+                (bound,) = median_seconds(SUMS, partial(plain, x.nbytes))
+            self.world.barrier()
             name = f"exchange of {MEMBERS} members, a sum of {floats:,} float32, {where}"
-            rows.append(read_row(name, 4 * floats, seconds, limit, SUMS, "MPI_Allreduce, spinning"))
+            rows.append(read_row(name, x.nbytes, (ours, bound, asked), limit, SUMS, ALLREDUCE))
         return rows
-
-    def _sum(
-        self, exchange: Exchange | None, comm: Any, plain: Callable[[int], object], floats: int
-    ) -> tuple[float, float, float]:
-        ours, asked, bound = 1.0, 1.0, 1.0
-        x, total = np.zeros((2, floats), np.float32)
-        self.world.barrier()
-        if exchange is not None:
-            ours, asked = median_seconds(SUMS, lambda: exchange.sum(x), lambda: comm.Allreduce(x, total))
-        if self.world.rank == 0:
-            (bound,) = median_seconds(SUMS, lambda: plain(x.nbytes))
-        self.world.barrier()
-        return ours, bound, asked
 
     def messages(self, nbytes: int, runs: int) -> float:
         """Median seconds until the bytes are there that rank 0 has asked rank 1 for: a read without windows.
@@ -112,10 +111,8 @@ class Reads:
         return median_seconds(runs, ask if self.world.rank == 0 else answer)[0]
 
 
-def read_row(
-    name: str, nbytes: int, seconds: tuple[float, float, float], limit: str, runs: int, peer_name: str = ASKED
-) -> Row:
-    """Return the row of a read or sum. seconds: of ours, of the limit, and of the peer, or 0 without one."""
+def read_row(name: str, nbytes: int, seconds: Seconds, limit: str, runs: int, peer_name: str = ASKED) -> Row:
+    """Return the row of a read or a sum."""
     unit = "us" if nbytes < 64 * KIB else "GB/s"
     figure = (lambda s: s * 1e6) if unit == "us" else (lambda s: nbytes / 1e9 / s)
     ours, bound, asked = seconds
@@ -138,16 +135,13 @@ class Near(Reads):
             self._reads("read 16 x 1 MiB in one batch", 16, MIB),
             self._reads("read 3,000 x 12 KiB in one batch", 3000, 12 * KIB),
             self._together(),
-            *self.sums(self._exchange, self._copy, COPY),
+            *self.sums(self._exchange, lambda n: np.copyto(self.out[:n], self.source[:n]), COPY),
         ]
 
     def _exchange(self, comm: Any) -> Exchange:
         """Over the end of rank 0's segment, where all bytes are 0 at first."""
         memory = self.engine._near[0][-SharedExchange.nbytes(MEMBERS, PIECE_BYTES) :]
         return SharedExchange(memory, comm.Get_rank(), MEMBERS, LIMIT_S)
-
-    def _copy(self, nbytes: int) -> None:
-        np.copyto(self.out[:nbytes], self.source[:nbytes])
 
     def _reads(self, name: str, count: int, size: int) -> Row:
         nbytes = count * size
