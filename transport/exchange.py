@@ -39,7 +39,8 @@ MPI_FIRST_BYTES, MPI_PIECE_BYTES = 16 * 2**10, 2**20
 much the others send; and the most in a later one."""
 
 MPI_PAUSES_S = (0.00005, 0.001)
-"""Over MPI: the shortest and the longest sleep between two looks; else an eighth of the time waited."""
+"""Over MPI: the shortest and the longest sleep between two looks; in between, a 64th of the time waited. Data
+moves only while MPI is entered: after an eighth, 1 MiB over TCP took 4.6 ms instead of 3.2."""
 
 SUM, GATHER = 0, 1
 
@@ -292,7 +293,7 @@ class MpiExchange(Exchange):
             for waited_s in self._looks("a member"):
                 if self._request.Test():
                     break
-                time.sleep(min(max(waited_s / 8, MPI_PAUSES_S[0]), MPI_PAUSES_S[1]))
+                time.sleep(min(max(waited_s / 64, MPI_PAUSES_S[0]), MPI_PAUSES_S[1]))
         except self._error as error:
             self.lose(f"MPI says: {error}")
             self._refuse_if_lost()

@@ -50,32 +50,38 @@ def a_disagreement_is_told_to_all(exchange: MpiExchange) -> None:
         exchange.sum(np.ones(4, np.float32))
 
 
-def a_wait_ends(world: World, exchange: MpiExchange, all_know: bool) -> None:
-    """Rank 0 says after a while that one is lost; the last one never comes."""
+def a_wait_ends(exchange: MpiExchange, all_know: bool) -> None:
+    """The last one never comes. Rank 0 says so after a while, and with ULFM for all."""
     x = np.ones(4, np.float32)
     if exchange.member == exchange.count - 1:
         return
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(exchange.sum, x)
-        time.sleep(0.3)
-        assert not call.done()
-        told = time.monotonic()
         if exchange.member == 0 or not all_know:
+            time.sleep(0.3)
+            assert not call.done()
+            told = time.monotonic()
             exchange.lose("its process ended")
-        error = call.exception(20)
-    assert isinstance(error, MemberLost), error
-    assert time.monotonic() - told < patient(0.6 if exchange.member and all_know else 0.1)
+            assert isinstance(call.exception(20), MemberLost)
+            assert time.monotonic() - told < patient(0.1)
+        assert isinstance(call.exception(20), MemberLost)
+        assert "did not come" not in str(call.exception())
     with pytest.raises(MemberLost):
         exchange.sum(x)
 
 
 def a_killed_rank_is_noticed(exchange: MpiExchange) -> None:
-    x, began = np.ones(4, np.float32), time.monotonic()
-    exchange.sum(x)
-    if exchange.member == exchange.count - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    """By some it may be in the exchange that the killed one has still completed: MPI passes data on."""
+
+    def two_sums() -> None:
+        for _ in range(2):
+            exchange.sum(np.ones(4, np.float32))
+            if exchange.member == exchange.count - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    began = time.monotonic()
     with pytest.raises(MemberLost):
-        exchange.sum(x)
+        two_sums()
     assert time.monotonic() - began < patient(10.0)
 
 
@@ -94,7 +100,7 @@ def main() -> None:
     assert world.rank == 0 or 1 <= len(asked) <= 12, asked
     assert time.thread_time() - used < 0.15, "it spins"
     a_disagreement_is_told_to_all(second)
-    a_wait_ends(world, third, ft)
+    a_wait_ends(third, ft)
     first.close()
     with pytest.raises(MemberLost, match="the exchange is closed"):
         first.sum(np.ones(4, np.float32))
