@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from mooncake_lite.config.progress import plain_table, wide_console
-from mooncake_lite.planner.answer import MOST_SIMULATIONS, wanted
+from mooncake_lite.planner.answer import MOST_SIMULATIONS, best_of, wanted
 from mooncake_lite.planner.first import First
 from mooncake_lite.planner.jobs import jobs_of
 from mooncake_lite.planner.limits import Found, Limit, Nodes
@@ -61,22 +61,17 @@ def trace_of(kind: str, requests: int, rate: float, path: Path | None) -> Trace:
 
 def truth_of(search: Search, begin: Nodes, executor: Executor) -> Any:
     """Return the smallest cluster by simulations, that of a plan with a few of them, and all simulations."""
-    limits = search.ttft, search.tbt
+    limits = search.limits
     found: dict[Nodes, Found] = {}
     planned: Nodes | None = None
     while len(found) < MOST and (nodes := wanted(search, found, begin)):
         for one in nodes[:2]:
             if len(found) == MOST_SIMULATIONS:
-                planned = _best(found, limits) or begin
+                planned = best_of(search, found) or begin
             run = executor.submit(simulate, with_nodes(search.cluster, one), search.trace, *limits)
             found[one], _ = run.result()
-    truth = _best(found, limits)
+    truth = best_of(search, found)
     return truth, planned or truth, len(found)
-
-
-def _best(found: dict[Nodes, Found], limits: tuple[Limit, Limit]) -> Nodes | None:
-    good = [nodes for nodes, one in found.items() if one.keeps(*limits)]
-    return min(good, key=lambda nodes: (sum(nodes), nodes), default=None)
 
 
 def cell(name: str, factor: float, path: Path | None, executor: Executor) -> dict[str, Any]:
@@ -137,7 +132,7 @@ def compare(path: Path | None) -> None:
             cluster = Cluster(profile=machines, nodes=sizes, block_tokens=trace.block_tokens)
             outcome, played = play(cluster, TraceSource(trace), 0), replay(cluster, trace)
             limit = Limit(1.0, 0.9)
-            forms = First(cluster, jobs_of(trace), limit, limit).gaps_s(nodes[1])
+            forms = First(cluster, jobs_of(trace), limit, limit).gaps_s(jobs_of(trace).rate / nodes[1])
             span_s = trace.requests[-1].timestamp / 1e3
             records = outcome.records
             ttft_s = np.array([one.ttft_s for one in records])

@@ -25,10 +25,8 @@ from mooncake_lite.workloads.traces import Trace
 
 LOWER = {"own": "alone on a node", "least": "lower bound"}
 SERVING = {
-    "central": "central queue",
-    "shortest": "the same, shortest first",
-    "simulated": "simulated cluster",
-}
+    "central": "central queue", "shortest": "the same, shortest first", "simulated": "simulated cluster",
+}  # fmt: skip
 
 
 @click.command()

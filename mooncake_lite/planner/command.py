@@ -7,35 +7,22 @@ Mounted by `mooncake_lite.cli`. It reads words into a `Cluster` and limits; `ans
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mooncake_lite.config.machine import usable_cores
+from mooncake_lite.config.modes import MODES
 from mooncake_lite.config.options import OUT_FILE, Bytes, write_out
-from mooncake_lite.config.progress import bar, counted
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner import compare_report, report
-from mooncake_lite.planner.answer import (
-    MOST_SIMULATIONS,
-    OFF,
-    Simulated,
-    assumed_of,
-    confirm,
-    least_dram,
-    moved,
-)
-from mooncake_lite.planner.first import First
+from mooncake_lite.planner.answer import answer_of
 from mooncake_lite.planner.jobs import jobs_of
-from mooncake_lite.planner.limits import Limit, Nodes
-from mooncake_lite.planner.prices import Prices, cost_of, read_prices
-from mooncake_lite.planner.roofline import roofline_of
-from mooncake_lite.planner.search import Search
-from mooncake_lite.planner.warnings import warnings_of
+from mooncake_lite.planner.limits import Limit
+from mooncake_lite.planner.prices import Prices, read_prices
 from mooncake_lite.profiles.file import PAPER_MACHINES, named_profile
 from mooncake_lite.simulator.cluster import Cluster
-from mooncake_lite.simulator.sweep import processes
 from mooncake_lite.workloads.options import POSITIVE, chosen_trace, played_options
 from mooncake_lite.workloads.rescale import sped
 from mooncake_lite.workloads.traces import Trace
@@ -43,10 +30,6 @@ from scheduler.placement import POLICIES
 
 REPLAYED = [name for name in POLICIES if name not in ("dynamo", "topology")]
 """Policies that ask only for what a replay knows."""
-
-
-Off = dict[tuple[str, float], Nodes | None]
-"""(assumption, factor) -> the smallest cluster by replays if it is off by that; None: there is none."""
 
 
 class LimitType(click.ParamType):
@@ -76,11 +59,13 @@ class LimitType(click.ParamType):
 @click.option(
     "--profile", default=PAPER_MACHINES, show_default=True, help="Of the machines: a file or a name."
 )
+@click.option("--mode", default="pooled", show_default=True, type=click.Choice(list(MODES)),
+              help="How KV comes to nodes that decode: by a pool, or straight (split).")  # fmt: skip
 @click.option("--rate", type=POSITIVE, help="Requests per second.  [default: the workload's own]")
 @played_options
 @click.option("--policy", default="kvcache-centric", show_default=True, type=click.Choice(REPLAYED))
 @click.option("--node-dram", default="1TB", show_default=True, type=Bytes(),
-              help="Lent to the pool by each node that prefills.")  # fmt: skip
+              help="Lent to the pool by a node that prefills; split: by one that decodes.")  # fmt: skip
 @click.option("--kv-cache-bytes", default="320GiB", show_default=True, type=Bytes(),
               help="Memory for the KV pages of a node.")  # fmt: skip
 @click.option("--link-gbps", type=POSITIVE, help="Of a node's link, each way.  [default: the profile's]")
@@ -88,17 +73,13 @@ class LimitType(click.ParamType):
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path),
               help="TOML: prefill_node_hour, decode_node_hour, dram_gb_hour, currency.")  # fmt: skip
 @compare_report.compare_options
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="Closed forms and replays alone: no simulations.",
-)
+@click.option("--quick", is_flag=True, help="Closed forms and replays alone: no simulations.")
 @click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per core]")
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the answer to this file.")
 @click.option("--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path),
               help="Draw what more and fewer nodes do, an SVG file, into this folder.")  # fmt: skip
 def plan(workload: Path, json_file: Path | None, plot_folder: Path | None, **words: Any) -> None:
-    """Find the smallest pooled cluster that keeps two limits for WORKLOAD, a trace.
+    """Find the smallest cluster that keeps two limits for WORKLOAD, a trace.
 
     Closed forms say where to begin. Replays of the queues look for the smallest numbers of nodes that prefill
     and that decode. At most four simulations check the answer, and that one node fewer does not keep the
@@ -108,19 +89,19 @@ def plan(workload: Path, json_file: Path | None, plot_folder: Path | None, **wor
     report.check(plot_folder)
     trace = asked_trace(workload, words)
     compare_report.check(trace, words)
-    cluster, prices = asked_cluster(trace, words), asked_prices(words["prices_file"])
+    cluster, prices_file = asked_cluster(trace, words), words["prices_file"]
+    prices = Prices() if prices_file is None else read_prices(prices_file)
     ttft, tbt, nodes, result = words["ttft"], words["tbt"], words["nodes"], dict[str, Any]()
     begin = nodes and nodes // 2
     if nodes is None:
-        answer = answer_of(cluster, trace, ttft, tbt, prices, words["quick"], words["jobs"])
-        report.show(answer)
-        result, nodes, begin = report.to_dict(answer), sum(answer.nodes), answer.nodes[0]
+        answer = answer_of(cluster, trace, ttft, tbt, words["quick"], words["jobs"])
+        report.show(answer, prices)
+        result, nodes, begin = report.to_dict(answer, prices), sum(answer.nodes), answer.nodes[0]
         if plot_folder is not None:
             report.draw(answer, plot_folder)
     if words["compare"]:
-        found = compare_report.compared(
-            cluster, trace, ttft, tbt, nodes, begin, words["seeds"], words["jobs"]
-        )
+        pooled = replace(cluster, mode="pooled", sharing="off")
+        found = compare_report.compared(pooled, trace, ttft, tbt, nodes, begin, words["seeds"], words["jobs"])
         compare_report.show(found, nodes, ttft, tbt)
         result["comparison"] = compare_report.to_dict(found, nodes)
         if plot_folder is not None:
@@ -142,56 +123,13 @@ def asked_trace(path: Path, words: dict[str, Any]) -> Trace:
 
 def asked_cluster(trace: Trace, words: dict[str, Any]) -> Cluster:
     """Return the cluster that the options describe, with one node of each kind. Raises ConfigError."""
-    link = words["link_gbps"]
+    mode, link = words["mode"], words["link_gbps"]
+    if mode == "colocated":
+        raise ConfigError("--mode colocated has one kind of nodes, no ratio to find; use --compare --nodes N")
     return Cluster(
-        profile=named_profile(words["profile"]), nodes={"prefill": 1, "decode": 1},
-        together=words["one_node"], block_tokens=trace.block_tokens, node_bytes=words["node_dram"],
-        kv_bytes=words["kv_cache_bytes"],
+        profile=named_profile(words["profile"]), nodes={"prefill": 1, "decode": 1}, mode=mode,
+        sharing="hash" if mode == "split" else "off", together=words["one_node"],
+        block_tokens=trace.block_tokens, node_bytes=words["node_dram"], kv_bytes=words["kv_cache_bytes"],
         link_bytes_per_s=link and link * 1e9 / 8, policy=words["policy"], ttft_s=words["ttft"].seconds,
         tbt_s=words["tbt"].seconds,
     )  # fmt: skip
-
-
-def asked_prices(path: Path | None) -> Prices:
-    """Read prices; without a file, a node hour costs 1."""
-    return Prices() if path is None else read_prices(path)
-
-
-def answer_of(
-    cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, prices: Prices, quick: bool, jobs: int | None
-) -> report.Planned:
-    """Look for the answer. quick: without simulations; jobs: processes; None: one per core."""
-    first = First(cluster, jobs_of(trace, None), ttft, tbt)
-    first.check()
-    guess = first.guess()
-    with bar("replays", None) as update:
-        search = Search(cluster, trace, ttft, tbt, lambda replays: update(completed=replays))
-        replayed = search.smallest(guess)
-    simulated, nodes, dram = None, replayed.nodes, cluster.node_bytes
-    off: Off = {}
-    if not quick:
-        simulated, off = _surer(search, replayed.nodes, jobs or usable_cores())
-        nodes = simulated.best.nodes if simulated.best else nodes
-        dram = least_dram(search, nodes)
-    jobs_there = jobs_of(trace, cluster.node_blocks * nodes[0])
-    return report.Planned(
-        cluster, trace, jobs_there, ttft, tbt, guess, replayed, simulated, nodes, search.found,
-        first.load(), first.to_spare(nodes), dram, off, prices, cost_of(prices, nodes, dram, jobs_there),
-        roofline_of(cluster, jobs_there, first.step(nodes[1]).step_s, tbt.seconds),
-        warnings_of(search, first, nodes, jobs_there),
-    )  # fmt: skip
-
-
-def _surer(search: Search, begin: Nodes, at_once: int) -> tuple[Simulated, Off]:
-    """Simulate around a candidate, and then move each assumption; several at once, with a bar."""
-    cluster, limits = search.cluster, (search.trace, search.ttft, search.tbt)
-    tries = [(name, factor) for name in assumed_of(cluster) for factor in (1 - OFF, 1 + OFF)]
-    with counted("runs", MOST_SIMULATIONS + len(tries)) as told, processes(at_once, mpi=False) as executor:
-        simulated = confirm(search, begin, executor, at_once, told)
-        nodes = simulated.best.nodes if simulated.best else begin
-        asked = {one: executor.submit(moved, cluster, *limits, nodes, *one) for one in tries}
-        off: Off = {}
-        for one, future in asked.items():
-            off[one] = future.result()
-            told()
-    return simulated, off

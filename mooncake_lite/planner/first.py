@@ -5,8 +5,10 @@ Explained in docs/explain/planning.md.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
-from math import inf
+from functools import partial
+from math import ceil, inf
 
 import numpy as np
 
@@ -35,31 +37,41 @@ class First:
     """
 
     def __init__(self, cluster: Cluster, jobs: Jobs, ttft: Limit, tbt: Limit) -> None:
-        self._cluster, self._jobs, self._ttft, self._tbt = cluster, jobs, ttft, tbt
-        self._costs, self._over = cluster.costs, cluster.overheads
+        self.cluster, self.jobs, self.ttft, self.tbt = cluster, jobs, ttft, tbt
+        self.costs, self.over = cluster.costs, cluster.overheads
         token_bytes = cluster.layout.nbytes / cluster.block_tokens
-        link, near = self._costs.transfer, self._costs.load.dram_bytes_per_s
-        nbytes = jobs.tokens * token_bytes
-        self._load_s = nbytes / near if cluster.together else link.latency_s + nbytes / link.far_bytes_per_s
+        link, near = self.costs.transfer, self.costs.load.dram_bytes_per_s
+        nbytes, new_bytes = jobs.tokens * token_bytes, (jobs.tokens - jobs.cached) * token_bytes
+        far_s = nbytes / near if cluster.together else link.latency_s + nbytes / link.far_bytes_per_s
         self.compute_s = compute_s(jobs, pass_seconds(cluster.profile))
-        write_s = (jobs.tokens - jobs.cached) * token_bytes / near
-        self._stored_s = np.where(jobs.cached > 0, write_s, write_s / GROUPS) + 6 * self._over.message_s
-        stores_s = np.where(jobs.cached > 0, write_s, 0.0)
-        self.service_s = self.compute_s + self._over.step_s + 2 * self._over.message_s + stores_s
+        self.service_s = self.compute_s + self.over.step_s + 2 * self.over.message_s
+        if cluster.mode == "split":  # straight to the node that decodes, which has it in its memory then
+            left_s, self._load_s = np.maximum(far_s / GROUPS, far_s - self.compute_s), nbytes / near
+        else:
+            write_s, loads = new_bytes / near, jobs.cached > 0
+            left_s, self._load_s = np.where(loads, write_s, write_s / GROUPS), far_s
+            self.service_s += np.where(loads, write_s, 0.0)
+        self._stored_s = left_s + 6 * self.over.message_s
         gaps_s = np.diff(jobs.arrived_s)
         self.variation = float(gaps_s.var() / gaps_s.mean() ** 2) if gaps_s.any() else 1.0
+
+    def like(self, jobs: Jobs, cluster: Cluster | None = None) -> First:
+        """Return the same for other requests that come as irregularly, or another cluster."""
+        other = First(cluster or self.cluster, jobs, self.ttft, self.tbt)
+        other.variation = self.variation
+        return other
 
     def check(self) -> None:
         """Raise ConfigError where too many requests would miss a limit on an empty cluster of any size.
 
         There a prompt takes its pass, with all that can be reused; a first gap takes a load and one step.
         """
-        cost, over = self._costs.decode, self._over
-        step_s = cost.base_s + cost.per_sequence_s + cost.per_key_s * self._jobs.tokens + over.step_s
+        cost, over = self.costs.decode, self.over
+        step_s = cost.base_s + cost.per_sequence_s + cost.per_key_s * self.jobs.tokens + over.step_s
         gap_s = self._stored_s + self._load_s + step_s
         alone = (
-            ("first tokens", self._ttft, self.compute_s + over.step_s + over.request_s),
-            ("gaps", self._tbt, forms.tbt_s(self._jobs.answer, step_s, gap_s)),
+            ("first tokens", self.ttft, self.compute_s + over.step_s + over.request_s),
+            ("gaps", self.tbt, forms.tbt_s(self.jobs.answer, step_s, gap_s)),
         )
         for what, limit, seconds in alone:
             share = float(np.mean(seconds <= limit.seconds))
@@ -70,64 +82,61 @@ class First:
                 )
 
     def guess(self) -> Nodes:
-        """Return the smallest numbers of nodes that keep the limits."""
-        return _least(self.prefills_keep), _least(self.decodes_keep)
+        """Return the smallest numbers of nodes that keep the limits; where none does, the load and one."""
+        prefills, decodes = (ceil(load) + 1 for load in self.load())
+        return _least(self.prefills_keep, prefills), _least(self.decodes_keep, decodes)
 
     def load(self) -> tuple[float, float]:
         """Return how many nodes are busy in the mean: with prompts, and with what sequences add to steps."""
-        jobs, cost = self._jobs, self._costs.decode
-        each_s = (jobs.answer - 1) * (cost.per_sequence_s + cost.per_key_s * (jobs.tokens + jobs.answer / 2))
+        jobs = self.jobs
+        each_s = forms.sequence_s(jobs.tokens, jobs.answer, self.costs.decode)
         return jobs.rate * float(self.service_s.mean()), jobs.rate * float(each_s.mean())
 
-    def wait(self, count: int, speed: float = 1.0) -> forms.Wait:
-        """Return the wait for so many nodes that prefill. speed: of the arrivals."""
-        return forms.wait_of(speed * self._jobs.rate, self.service_s, count, self.variation)
-
     def prefills_keep(self, count: int, speed: float = 1.0) -> bool:
-        """Tell whether so many nodes that prefill keep the limit on TTFT."""
-        limit_s = self._ttft.seconds
-        return forms.share_within(limit_s, self.wait(count, speed), self.service_s) >= self._ttft.share
+        """Tell whether so many nodes that prefill keep the limit on TTFT. speed: of the arrivals."""
+        wait = forms.wait_of(speed * self.jobs.rate, self.service_s, count, self.variation)
+        return forms.share_within(self.ttft.seconds, wait, self.service_s) >= self.ttft.share
 
-    def step(self, count: int, speed: float = 1.0) -> forms.Decoding:
-        """Return what each of so many nodes that decode does in the mean."""
-        jobs, rate = self._jobs, speed * self._jobs.rate / count
-        return forms.decoding_of(rate, jobs.tokens, jobs.answer, self._costs.decode, self._over.step_s)
+    def step_s(self, rate: float) -> float:
+        """Return the seconds of a step, in the mean, of a node to which requests come at this rate."""
+        return forms.step_s(rate, self.jobs.tokens, self.jobs.answer, self.costs.decode, self.over.step_s)
 
-    def gaps_s(self, count: int, speed: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean gap of each request, and the mean of its slowest tenth of gaps."""
-        step_s, answer = self.step(count, speed).step_s, self._jobs.answer
-        if step_s == inf:
-            return np.full(len(answer), inf), np.full(len(answer), inf)
-        gap_s = forms.first_gap_s(speed * self._jobs.rate / count, step_s, self._stored_s, self._load_s)
+    def gaps_s(self, rate: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean gap of each request on such a node, and the mean of its slowest tenth of gaps."""
+        step_s, answer = self.step_s(rate), self.jobs.answer
+        gap_s = forms.first_gap_s(rate, step_s, self._stored_s, self._load_s)
         return forms.tpot_s(answer, step_s, gap_s), forms.tbt_s(answer, step_s, gap_s)
 
     def decodes_keep(self, count: int, speed: float = 1.0) -> bool:
         """Tell whether so many nodes that decode keep the limit on gaps, and have memory for their KV."""
-        jobs, step_s = self._jobs, self.step(count, speed).step_s
-        if step_s == inf:
+        rate = speed * self.jobs.rate / count
+        step_s, base_s = self.step_s(rate), self.costs.decode.base_s + self.over.step_s
+        if step_s == inf or not self.has_space(rate, step_s, base_s):
             return False
-        most = self._cluster.kv_bytes * self._cluster.block_tokens // self._cluster.layout.nbytes
-        base_s = self._costs.decode.base_s + self._over.step_s
-        held = forms.kv_tokens(speed * jobs.rate / count, jobs.tokens, jobs.answer, step_s, base_s)
-        if not forms.fits(*held, most):
-            return False
-        return float(np.mean(self.gaps_s(count, speed)[1] <= self._tbt.seconds)) >= self._tbt.share
+        return float(np.mean(self.gaps_s(rate)[1] <= self.tbt.seconds)) >= self.tbt.share
+
+    def has_space(self, rate: float, step_s: float, base_s: float) -> bool:
+        """Tell whether a node has memory for the KV of its sequences nearly always; see `forms.kv_tokens`."""
+        mean, deviation = forms.kv_tokens(rate, self.jobs.tokens, self.jobs.answer, step_s, base_s)
+        return mean + forms.DEVIATIONS * deviation <= most_tokens(self.cluster)
 
     def to_spare(self, nodes: Nodes) -> tuple[float, float]:
         """Return how much faster requests could come until the nodes of a kind no longer keep their limit."""
-        prefills, decodes = nodes
-        return (
-            _most(lambda speed: self.prefills_keep(prefills, speed)),
-            _most(lambda speed: self.decodes_keep(decodes, speed)),
-        )
+        return highest(partial(self.prefills_keep, nodes[0])), highest(partial(self.decodes_keep, nodes[1]))
 
 
-def _least(keeps: Callable[[int], bool]) -> int:
-    """Return the least number for which something holds; MOST_NODES where it does for none of them."""
-    return next((count for count in range(1, MOST_NODES) if keeps(count)), MOST_NODES)
+def most_tokens(cluster: Cluster) -> int:
+    """Return the tokens whose KV has space on a node that decodes."""
+    return cluster.kv_bytes * cluster.block_tokens // cluster.layout.nbytes
 
 
-def _most(keeps: Callable[[float], bool]) -> float:
+def _least(keeps: Callable[[int], bool], otherwise: int) -> int:
+    """Return the least number for which something holds."""
+    least = 1 + bisect_left(range(1, MOST_NODES), True, key=keeps)
+    return least if least < MOST_NODES else otherwise
+
+
+def highest(keeps: Callable[[float], bool]) -> float:
     """Return the speed from which on something does not hold any more, found by halving."""
     low, high = 0.0, MOST_SPEED
     for _ in range(20):

@@ -76,33 +76,24 @@ def share_within(limit_s: float, wait: Wait, service_s: np.ndarray) -> float:
     return 1.0 - float(wait.longer_than(limit_s - service_s).mean())
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """One node that decodes, in the mean. batch: sequences; context: their tokens together; step_s."""
-
-    batch: float
-    context: float
-    step_s: float
+def sequence_s(tokens: np.ndarray, answers: np.ndarray, cost: DecodeCost) -> np.ndarray:
+    """Return what each request adds to all steps of its answer together."""
+    return np.maximum(answers - 1, 0) * (cost.per_sequence_s + cost.per_key_s * (tokens + answers / 2))
 
 
-def decoding_of(
+def step_s(
     rate: float, tokens: np.ndarray, answers: np.ndarray, cost: DecodeCost, extra_s: float = 0.0
-) -> Decoding:
+) -> float:
     """Return the fixed point of a node's step, which is linear in a batch that is linear in the step.
 
         batch   = rate x mean of answers x step                       (Little's law)
         context = rate x mean of answers x (tokens + answer / 2) x step
-        step    = base + per sequence x batch + per key x context
+        step    = base + per sequence x batch + per key x context  =  base / (1 - load)
 
     rate   of the requests that come to this node; extra_s: of each step besides its pass
     """
-    gaps = np.maximum(answers - 1, 0)
-    per_s, context_per_s = rate * float(gaps.mean()), rate * float((gaps * (tokens + answers / 2)).mean())
-    slope = cost.per_sequence_s * per_s + cost.per_key_s * context_per_s
-    if slope >= 1:
-        return Decoding(inf, inf, inf)
-    step_s = (cost.base_s + extra_s) / (1 - slope)
-    return Decoding(per_s * step_s, context_per_s * step_s, step_s)
+    load = rate * float(sequence_s(tokens, answers, cost).mean())
+    return (cost.base_s + extra_s) / (1 - load) if load < 1 else inf
 
 
 def kv_tokens(
@@ -122,11 +113,6 @@ def kv_tokens(
     second = length * (tokens**2 + tokens * length + length**2 / 3)
     variance = rate * step_s * float(second.mean()) * step_s / base_s
     return rate * step_s * float(first.mean()), sqrt(variance)
-
-
-def fits(mean: float, deviation: float, most: int) -> bool:
-    """Tell whether so many tokens have space for the KV of a decode node nearly always."""
-    return mean + DEVIATIONS * deviation <= most
 
 
 def first_gap_s(rate: float, step_s: float, stored_s: np.ndarray, load_s: np.ndarray) -> np.ndarray:

@@ -39,16 +39,17 @@ class Jobs:
         span_s = float(self.arrived_s[-1] - self.arrived_s[0])
         return (len(self) - 1) / span_s if span_s else float("inf")
 
+    @property
+    def reused(self) -> float:
+        """Return the share of the prompts' tokens whose KV the pool has."""
+        return float(self.cached.sum() / self.tokens.sum())
 
-def jobs_of(trace: Trace, blocks: int | None = None) -> Jobs:
-    """Return the requests of a trace. blocks: of the pool that they share, with LRU; None: no limit."""
-    ask = trace.requests
-    return Jobs(
-        np.array([one.timestamp / 1e3 for one in ask]),
-        np.array([one.input_length for one in ask]),
-        np.array(cached_tokens(trace, blocks)),
-        np.array([max(1, one.output_length) for one in ask]),
-    )
+
+def jobs_of(trace: Trace) -> Jobs:
+    """Return the requests of a trace, with what a pool without a limit has of them."""
+    ask = [(one.timestamp / 1e3, one.input_length, max(1, one.output_length)) for one in trace.requests]
+    arrived_s, tokens, answer = map(np.array, zip(*ask))
+    return Jobs(arrived_s, tokens, np.array(cached_tokens(trace)), answer)
 
 
 def compute_s(jobs: Jobs, pass_s: Callable[[PassLoad], float]) -> np.ndarray:

@@ -39,6 +39,11 @@ class Found:
     fits: bool = True
     how: str = "replayed"
 
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Return the share within each limit, that on nodes that prefill and that on nodes that decode."""
+        return self.ttft, self.tbt
+
     def keeps(self, ttft: Limit, tbt: Limit) -> bool:
         """Tell whether this candidate keeps both limits."""
         return not self.lacks(ttft, tbt)
@@ -47,8 +52,8 @@ class Found:
         """Return what is in the way, in a few words; "" where nothing is."""
         most = "at most " if self.how == "stopped" else ""
         words = [] if self.fits else ["the KV of running sequences does not fit"]
-        if self.ttft < ttft.share:
-            words.append(f"{most}{self.ttft:.1%} of first tokens come within {ttft.seconds * 1e3:g} ms")
-        if self.tbt < tbt.share:
-            words.append(f"{most}{self.tbt:.1%} of answers have gaps within {tbt.seconds * 1e3:g} ms")
+        kinds = ("first tokens come", ttft), ("answers have gaps", tbt)
+        for share, (what, limit) in zip(self.shares, kinds):
+            if share < limit.share:
+                words.append(f"{most}{share:.1%} of {what} within {limit.seconds * 1e3:g} ms")
         return "; ".join(words)

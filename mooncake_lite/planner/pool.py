@@ -37,25 +37,29 @@ class Pool:
 
     def sources(self, ids: Ids, node: int) -> Counter[int]:
         """Return how many of these blocks a node reads from each node: its own copies, or else the first."""
-        return Counter(at for at in self.places(ids, node) if at >= 0)
+        found = Counter(self.places(ids, node))
+        del found[-1]
+        return found
 
     def places(self, ids: Ids, node: int) -> list[int]:
         """Return the node that a node would read each block from; -1: no node has it any more."""
-        found = []
-        for one in ids:
-            holders = self._holders.get(one)
-            found.append(-1 if not holders else node if node in holders else holders[0])
-        return found
-
-    def has(self, one: int) -> bool:
-        """Tell whether any node has a block."""
-        return bool(self._holders.get(one))
+        all_of = map(self._holders.get, ids)
+        return [-1 if not holders else node if node in holders else holders[0] for holders in all_of]
 
     def put(self, node: int, ids: Ids) -> None:
         """Store new blocks: on a node while it has space, else where most is, else in place of the oldest."""
+        fronts: list[int] = []  # the last use of each node's oldest block, once all are full
         for one in reversed(ids):  # the end of a prefix goes before its begin
-            if not self.has(one):
-                self._add(self._room(node), one)
+            if not self._holders.get(one):
+                at = node if len(self._held[node]) < self._blocks else self._emptiest()
+                if len(self._held[at]) >= self._blocks:
+                    fronts = fronts or [next(iter(held.values())) for held in self._held]
+                    at = fronts.index(min(fronts))
+                    self._drop(at)
+                    self._add(at, one)
+                    fronts[at] = next(iter(self._held[at].values()))
+                else:
+                    self._add(at, one)
 
     def copy(self, node: int, ids: Ids) -> None:
         """Store copies on a node as far as it has space."""
@@ -75,14 +79,23 @@ class Pool:
         self._held[node][one] = self._uses
         self._holders.setdefault(one, []).append(node)
 
-    def _room(self, node: int) -> int:
-        """Return a node with space for one more block, made where there is none."""
-        if len(self._held[node]) < self._blocks:
-            return node
-        sizes = [len(held) for held in self._held]
-        if min(sizes) < self._blocks:
-            return sizes.index(min(sizes))
-        oldest = min(range(len(self._held)), key=lambda at: next(iter(self._held[at].values())))
-        one, _ = self._held[oldest].popitem(last=False)
-        self._holders[one].remove(oldest)
-        return oldest
+    def _drop(self, node: int) -> None:
+        """Let the oldest block of a node go."""
+        gone, _ = self._held[node].popitem(last=False)
+        self._holders[gone].remove(node)
+
+    def _emptiest(self) -> int:
+        sizes = [*map(len, self._held)]
+        return sizes.index(min(sizes))
+
+
+class Pages(Pool):
+    """The pages of nodes that share nothing: each keeps what it has computed, and lets its own oldest go."""
+
+    def put(self, node: int, ids: Ids) -> None:
+        """Store blocks that a node lacks on this node."""
+        for one in reversed(ids):
+            if one not in self._held[node]:
+                if len(self._held[node]) >= self._blocks:
+                    self._drop(node)
+                self._add(node, one)

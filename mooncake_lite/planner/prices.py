@@ -59,9 +59,5 @@ def cost_of(prices: Prices, nodes: Nodes, dram_bytes: int, jobs: Jobs) -> Cost:
     """
     prefill = nodes[0] * (prices.prefill_node_hour + dram_bytes / 1e9 * prices.dram_gb_hour)
     decode = nodes[1] * prices.decode_node_hour
-    hours = 1e6 / (3600 * jobs.rate)
-    return Cost(
-        prefill + decode,
-        prefill * hours / float(jobs.tokens.mean()),
-        decode * hours / float(jobs.answer.mean()),
-    )
+    prompts, answers = (3600 * jobs.rate * float(each.mean()) / 1e6 for each in (jobs.tokens, jobs.answer))
+    return Cost(prefill + decode, prefill / prompts, decode / answers)

@@ -1,4 +1,4 @@
-"""When loading KV beats computing it, and what colocating costs: bandwidth, latency and arithmetic alone.
+"""When loading KV beats computing it, and two kinds of nodes beat nodes that do both.
 
 Pure. After the roofline of Williams, Waterman and Patterson (CACM 2009): two lines, and what lies under them.
 Explained in docs/explain/planning.md.
@@ -7,12 +7,13 @@ Explained in docs/explain/planning.md.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from mooncake_lite.planner.jobs import Jobs, compute_s, prompt_load
+from mooncake_lite.planner.colocation import Ways, ways_of
+from mooncake_lite.planner.first import First
+from mooncake_lite.planner.jobs import prompt_load
 from mooncake_lite.profiles.costs import pass_seconds
 from mooncake_lite.simulator.cluster import Cluster
 from mooncake_lite.simulator.figure import canvas
@@ -25,40 +26,28 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Break-even points of a workload on one kind of node, of its median prompt.
+    """Break-even points of a workload on one kind of node.
 
-    tokens          of that prompt
+    tokens          of the median prompt
     least_bytes_per_s   bandwidth from which on loading its KV is faster than computing it
     transfer_share  of a prompt's time that moving its prefix takes, in the mean of all requests
-    chunk_tokens    of a prompt beside a batch, if a node does both and keeps the limit on gaps; 0: none does
-    slowdown        how much longer a prompt takes in such chunks than in one pass
+    ways            two kinds of nodes, and nodes that do both
     """
 
     tokens: int
     least_bytes_per_s: float
     transfer_share: float
-    chunk_tokens: int
-    slowdown: float
+    ways: Ways
 
 
-def roofline_of(cluster: Cluster, jobs: Jobs, step_s: float, gap_s: float) -> Roofline:
-    """Return the break-even points. step_s: of a decode step without a prompt; gap_s: the limit on gaps."""
-    pass_s, costs = pass_seconds(cluster.machines or cluster.profile), cluster.costs
+def roofline_of(first: First, nodes: int) -> Roofline:
+    """Return the break-even points. nodes: of the cluster, of both kinds together."""
+    jobs, cluster = first.jobs, first.cluster
     token_bytes, tokens = cluster.layout.nbytes / cluster.block_tokens, int(np.median(jobs.tokens))
-    moved_s = jobs.cached * token_bytes / costs.transfer.far_bytes_per_s
-    share = float((moved_s / (moved_s + compute_s(jobs, pass_s))).mean())
-    left_s = gap_s - (step_s - costs.decode.base_s)
-    chunk = _largest(lambda size: pass_s(prompt_load(tokens, max(0, tokens - size))) <= left_s, tokens)
-    whole_s, in_chunks_s = pass_s(prompt_load(tokens, 0)), 0.0
-    for begin in range(0, tokens, chunk or tokens):
-        in_chunks_s += pass_s(prompt_load(min(tokens, begin + (chunk or tokens)), begin))
-    return Roofline(tokens, token_bytes * tokens / whole_s, share, chunk, in_chunks_s / whole_s - 1)
-
-
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest power of two up to `most` for which something holds; 0 for none."""
-    sizes = [1 << power for power in range(4, most.bit_length())]
-    return max((size for size in sizes if holds(size)), default=0)
+    moved_s = jobs.cached * token_bytes / first.costs.transfer.far_bytes_per_s
+    share = float((moved_s / (moved_s + first.compute_s)).mean())
+    whole_s = pass_seconds(cluster.profile)(prompt_load(tokens, 0))
+    return Roofline(tokens, token_bytes * tokens / whole_s, share, ways_of(first, nodes))
 
 
 def draw(cluster: Cluster, line: Roofline) -> bytes:

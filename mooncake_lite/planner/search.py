@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.planner.first import most_tokens
 from mooncake_lite.planner.limits import Found, Limit, Nodes
 from mooncake_lite.planner.replay import Replayed, replay
 from mooncake_lite.simulator.cluster import Cluster
@@ -24,6 +25,9 @@ MOST_ROUNDS = 4
 MOST_OF_A_KIND = 400
 
 MOST_MORE = 4
+
+NEAR = 0.02
+"""How much less than a share makes it worth to look at a smaller number yet."""
 
 KINDS = ("first tokens", "gaps")
 """What the limit on each kind of nodes is about."""
@@ -40,7 +44,7 @@ class Search:
         self, cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit,
         told: Callable[[int], None] = lambda replays: None,
     ) -> None:  # fmt: skip
-        self.cluster, self.trace, self.ttft, self.tbt = cluster, trace, ttft, tbt
+        self.cluster, self.trace, self.limits = cluster, trace, (ttft, tbt)
         self._told = told
         self.found: dict[Nodes, Found] = {}
         self.played: dict[Nodes, Replayed] = {}
@@ -48,19 +52,13 @@ class Search:
     def at(self, nodes: Nodes) -> Found:
         """Return how a candidate does in a replay."""
         if nodes not in self.found:
-            self.played[nodes] = replay(with_nodes(self.cluster, nodes), self.trace)
-            self.found[nodes] = self.judged(nodes, self.played[nodes])
+            played = self.played[nodes] = replay(with_nodes(self.cluster, nodes), self.trace)
+            seconds = played.ttft_s, played.tbt_s
+            ttft, tbt = (float(np.mean(s <= limit.seconds)) for s, limit in zip(seconds, self.limits))
+            fits = played.context <= most_tokens(self.cluster)
+            self.found[nodes] = Found(nodes, ttft, tbt, spread(played.ttft_s), spread(played.tbt_s), fits)
             self._told(len(self.found))
         return self.found[nodes]
-
-    def judged(self, nodes: Nodes, played: Replayed) -> Found:
-        """Compare what became of the requests with the limits."""
-        most = self.cluster.kv_bytes * self.trace.block_tokens // self.cluster.layout.nbytes
-        return Found(
-            nodes, float(np.mean(played.ttft_s <= self.ttft.seconds)),
-            float(np.mean(played.tbt_s <= self.tbt.seconds)), spread(played.ttft_s), spread(played.tbt_s),
-            played.context <= most,
-        )  # fmt: skip
 
     def smallest(self, begin: Nodes) -> Found:
         """Return the candidate with the fewest nodes of each kind that keeps the limits.
@@ -78,10 +76,12 @@ class Search:
                 break
         return self.at(nodes)
 
-    def keeps(self, nodes: Nodes, kind: int) -> bool:
-        """Tell whether a candidate keeps the limit that is about a kind of nodes."""
+    def keeps(self, nodes: Nodes, kind: int, near: float = 0.0) -> bool:
+        """Tell whether a candidate keeps the limit that is about a kind of nodes, or misses it by `near`."""
+        if nodes[kind] < 1:
+            return False
         one = self.at(nodes)
-        return one.fits and one.tbt >= self.tbt.share if kind else one.ttft >= self.ttft.share
+        return (one.fits or not kind) and one.shares[kind] + near >= self.limits[kind].share
 
     def grown(self, one: Found) -> Nodes:
         """Return the next candidate after a simulated one that does not keep the limits.
@@ -89,42 +89,39 @@ class Search:
         It has more nodes of the kind that is short, MOST_MORE at most: so many that a replay keeps the limit
         by as much as the replay here promised too much.
         """
-        kind = int(one.ttft >= self.ttft.share)
-        share, limit = (self.tbt.share, "tbt") if kind else (self.ttft.share, "ttft")
-        missing = getattr(self.at(one.nodes), limit) - getattr(one, limit)
+        kind = int(one.ttft >= self.limits[0].share)
+        missing = self.at(one.nodes).shares[kind] - one.shares[kind]
         for more in range(1, MOST_MORE + 1):
             nodes = changed(one.nodes, kind, one.nodes[kind] + more)
-            if getattr(self.at(nodes), limit) - missing >= share:
+            if self.at(nodes).shares[kind] - missing >= self.limits[kind].share:
                 break
         return nodes
 
     def _walk(self, nodes: Nodes, kind: int) -> Nodes:
-        """Return the candidate with the least number of nodes of a kind that keeps its limit."""
-        count = nodes[kind]
-        if self.keeps(nodes, kind):
-            while fewer := self._fewer(nodes, kind):
-                nodes = fewer
-            return nodes
-        low, high = count, count + 1
+        """Return the candidate with the least number of nodes of a kind that keeps its limit.
+
+        Strides double until one number keeps it and a smaller one does not, and are halved between these.
+        Shares are not quite monotonous: the number below one that misses the limit by little is tried, too.
+        """
+        low, high, stride = nodes[kind] - 1, nodes[kind], 1
         while not self.keeps(changed(nodes, kind, high), kind):
-            low, high = high, 2 * high - low + 1
+            low, high, stride = high, high + stride, 2 * stride
             if high > MOST_OF_A_KIND:
                 raise ConfigError(f"no number of nodes keeps the limit on {KINDS[kind]}: {self._best(kind)}")
+        while low < nodes[kind] and self.keeps(changed(nodes, kind, low), kind):
+            stride *= 2
+            low, high = max(0, low - stride), low
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.keeps(changed(nodes, kind, middle), kind) else (middle, high)
+        past = changed(nodes, kind, low - 1)
+        if self.keeps(changed(nodes, kind, low), kind, NEAR) and self.keeps(past, kind):
+            return self._walk(past, kind)
         return changed(nodes, kind, high)
-
-    def _fewer(self, nodes: Nodes, kind: int) -> Nodes | None:
-        """Return a candidate that does with one or two nodes fewer: shares are not quite monotonous."""
-        counts = range(nodes[kind] - 1, max(0, nodes[kind] - 3), -1)
-        fewer = (changed(nodes, kind, count) for count in counts)
-        return next((one for one in fewer if self.keeps(one, kind)), None)
 
     def _best(self, kind: int) -> str:
         """Say how near to a limit any candidate has come."""
-        limit = self.tbt if kind else self.ttft
-        most = max(one.tbt if kind else one.ttft for one in self.found.values())
+        limit, most = self.limits[kind], max(one.shares[kind] for one in self.found.values())
         return f"{limit.share:.1%} within {limit.seconds * 1e3:g} ms are wanted, and {most:.1%} are the most"
 
 

@@ -80,17 +80,18 @@ def test_the_step_is_the_fixed_point_of_a_batch_that_is_played(rate: float) -> N
         if not running:
             now = float(arrived_s[begun])
             continue
-        step_s = float(cost.step_s(len(running), sum(one[1] for one in running)))
+        took_s = float(cost.step_s(len(running), sum(one[1] for one in running)))
         batches.append(len(running))
         contexts.append(sum(one[1] for one in running))
-        steps.append(step_s)
-        now += step_s
+        steps.append(took_s)
+        now += took_s
         running = [[left - 1, context + 1] for left, context in running if left > 1]
-    found = forms.decoding_of(rate, tokens, answers, cost)
+    step_s = forms.step_s(rate, tokens, answers, cost)
     weights = np.array(steps)
-    assert found.batch == pytest.approx(np.average(batches, weights=weights), rel=0.1)
-    assert found.context == pytest.approx(np.average(contexts, weights=weights), rel=0.1)
-    mean, deviation = forms.kv_tokens(rate, tokens, answers, found.step_s, cost.base_s)
+    assert rate * (answers - 1).mean() * step_s == pytest.approx(
+        np.average(batches, weights=weights), rel=0.1
+    )
+    mean, deviation = forms.kv_tokens(rate, tokens, answers, step_s, cost.base_s)
     assert mean == pytest.approx(np.average(contexts, weights=weights), rel=0.1)
     spread = (
         np.average((np.array(contexts) - np.average(contexts, weights=weights)) ** 2, weights=weights) ** 0.5
@@ -101,8 +102,8 @@ def test_the_step_is_the_fixed_point_of_a_batch_that_is_played(rate: float) -> N
 def test_no_batch_is_stable_that_adds_more_than_a_step_to_a_step() -> None:
     cost = DecodeCost(0.02, 0.001, 0.0)
     ids = np.array([100])
-    assert forms.decoding_of(9.9, ids, np.array([101]), cost).step_s == pytest.approx(0.02 / 0.01)
-    assert forms.decoding_of(10.0, ids, np.array([101]), cost).step_s == inf
+    assert forms.step_s(9.9, ids, np.array([101]), cost) == pytest.approx(0.02 / 0.01)
+    assert forms.step_s(10.0, ids, np.array([101]), cost) == inf
 
 
 def test_short_answers_are_as_slow_as_their_first_gap() -> None:

@@ -46,16 +46,21 @@ def found(nodes: Nodes, ttft: bool = True, tbt: bool = True) -> Found:
 
 
 class Drawn(Search):
-    """A search over a cluster that needs (p, d) nodes at least, and counts what it looked at."""
+    """A search over a cluster that needs (p, d) nodes at least, and counts what it looked at.
 
-    def __init__(self, needed: Nodes, extra: int = 0) -> None:
+    odd   number of nodes that decode which misses the limit by a hair
+    """
+
+    def __init__(self, needed: Nodes, extra: int = 0, odd: int = 0) -> None:
         super().__init__(CLUSTER, Trace([]), TTFT, TBT)
-        self._needed, self._extra = needed, extra
+        self._needed, self._extra, self._odd = needed, extra, odd
 
     def at(self, nodes: Nodes) -> Found:
         prefills, decodes = self._needed
         more = self._extra if nodes[1] < decodes + 2 else 0  # few nodes that decode keep links busy
         self.found[nodes] = found(nodes, nodes[0] >= prefills + more, nodes[1] >= decodes)
+        if nodes[1] == self._odd:
+            self.found[nodes] = replace(self.found[nodes], tbt=0.895)
         return self.found[nodes]
 
 
@@ -64,7 +69,7 @@ class Drawn(Search):
 def test_the_search_ends_at_the_smallest_numbers_from_wherever_it_begins(needed: Nodes, begin: Nodes) -> None:
     search = Drawn(needed)
     assert search.smallest(begin).nodes == needed
-    assert len(search.found) <= 45 + sum(max(0, one - two) for one, two in zip(begin, needed))
+    assert len(search.found) <= 45
 
 
 def test_the_search_sees_that_one_number_may_depend_on_the_other() -> None:
@@ -73,10 +78,8 @@ def test_the_search_sees_that_one_number_may_depend_on_the_other() -> None:
 
 def test_the_search_looks_past_a_number_that_does_not_for_once() -> None:
     """Shares are not quite monotonous: five nodes may do where six do not."""
-    search = Drawn((4, 5))
-    keeps = search.keeps
-    search.keeps = lambda nodes, kind: keeps(nodes, kind) and nodes[kind] != 6  # type: ignore[method-assign]
-    assert search.smallest((4, 9)).nodes == (4, 5)
+    assert Drawn((4, 5), odd=6).smallest((4, 7)).nodes == (4, 5)
+    assert Drawn((4, 5), odd=6).smallest((4, 9)).nodes == (4, 5)
 
 
 def test_slots_and_stores_are_part_of_the_load() -> None:
@@ -140,12 +143,15 @@ def test_each_assumption_moves_the_answer_the_way_it_must() -> None:
     def smallest(change: Callable[[Cluster], Cluster]) -> Nodes:
         return Search(change(CLUSTER), trace, *limits).smallest((3, 3)).nodes
 
-    here = smallest(partial(ASSUMED["links"], factor=1.0))
+    def changed(name: str, factor: float, cluster: Cluster) -> Cluster:
+        return ASSUMED[name](cluster, factor)
+
+    here = smallest(partial(changed, "links", 1.0))
     for name in ASSUMED:
-        fast, slow = (smallest(partial(ASSUMED[name], factor=factor)) for factor in (0.7, 1.3))
+        fast, slow = (smallest(partial(changed, name, factor)) for factor in (0.7, 1.3))
         assert sum(fast) <= sum(here) <= sum(slow), name
-    assert smallest(partial(ASSUMED["passes of prompts"], factor=1.3))[0] > here[0]
-    assert smallest(partial(ASSUMED["decode steps"], factor=1.3))[1] > here[1]
+    assert smallest(partial(changed, "passes of prompts", 1.3))[0] > here[0]
+    assert smallest(partial(changed, "decode steps", 1.3))[1] > here[1]
 
 
 def test_the_least_memory_keeps_the_limits_and_half_of_it_does_not() -> None:
@@ -154,7 +160,7 @@ def test_the_least_memory_keeps_the_limits_and_half_of_it_does_not() -> None:
     nodes = search.smallest((2, 2)).nodes
     least = least_dram(search, nodes)
     assert least < CLUSTER.node_bytes
-    assert search.at(nodes).keeps(search.ttft, search.tbt)
+    assert search.at(nodes).keeps(*search.limits)
 
 
 def test_costs_are_those_of_nodes_over_tokens() -> None:
@@ -184,15 +190,11 @@ def test_what_makes_an_answer_doubtful_is_named() -> None:
     trace = made(KINDS["unique"], 150, 3.0, 2)
     search = Search(CLUSTER, trace, Limit(5.0, 0.9), TBT)
     first = First(CLUSTER, jobs_of(trace), Limit(5.0, 0.9), TBT)
-    busy = " ".join(warnings_of(search, first, (2, 2), jobs_of(trace)))
+    busy = " ".join(warnings_of(search, first, (2, 2)))
     assert "load: nodes that prefill compute for" in busy
     growing = made(KINDS["rag"], 400, 2.0, 2)
-    words = warnings_of(
-        Search(CLUSTER, growing, TTFT, TBT),
-        First(CLUSTER, jobs_of(growing), TTFT, TBT),
-        (4, 4),
-        jobs_of(growing),
-    )
+    first = First(CLUSTER, jobs_of(growing), TTFT, TBT)
+    words = warnings_of(Search(CLUSTER, growing, TTFT, TBT), first, (4, 4))
     assert any(word.startswith("reuse grows: ") for word in words)
 
 
@@ -258,6 +260,7 @@ def test_a_quick_plan_is_what_the_replays_say_and_twice_the_rate_needs_more(
         ([*LIMITS, "--profile", "none.json"], "none.json"),
         ([*LIMITS, "--prices", "none.toml"], "none.toml: no such file"),
         ([*LIMITS, "--policy", "dynamo"], "'dynamo' is not one of"),
+        ([*LIMITS, "--mode", "colocated"], "use --compare --nodes N"),
         ([*LIMITS, "--node-dram", "1MB"], "a block has"),
         ([*LIMITS, "--rate", "0"], "--rate"),
     ],
@@ -287,7 +290,13 @@ def test_ctrl_c_ends_a_plan_and_its_processes_without_a_traceback(tmp_path: Path
     )  # fmt: skip
     try:
         below = psutil.Process(process.pid)
-        assert wait_until(lambda: len(below.children()) >= 3, patient(60.0))  # two, and Python's tracker
+
+        def work() -> bool:
+            """Tell whether both processes, beside Python's tracker, have begun: none ignores Ctrl-C then."""
+            used_s = [one.cpu_times().user for one in below.children()]
+            return len(used_s) >= 3 and sum(used_s) > 0.5
+
+        assert wait_until(work, patient(60.0))
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from mooncake_lite.planner.batch import Batch
 from mooncake_lite.planner.jobs import prompt_load
-from mooncake_lite.planner.pool import Pool
+from mooncake_lite.planner.pool import Pages, Pool
 from mooncake_lite.planner.replay import Replayed, replay
 from mooncake_lite.planner.search import with_nodes
 from mooncake_lite.profiles.costs import pass_seconds
@@ -26,6 +26,7 @@ from mooncake_lite.workloads.traces import Trace, TraceRequest
 from scheduler.costs import DecodeCost
 
 CLUSTER = Cluster(profile=named_profile(PAPER_MACHINES), nodes={"prefill": 2, "decode": 2})
+SPLIT = replace(CLUSTER, mode="split", sharing="hash")
 
 
 def workload(kind: str, requests: int, rate: float, seed: int = 5) -> Trace:
@@ -66,6 +67,32 @@ def test_a_replay_is_what_the_simulator_plays_where_a_shared_prefix_takes_second
     played, outcome = replay(cluster, trace), play(cluster, TraceSource(trace), 0)
     near(played.ttft_s, np.array([one.ttft_s for one in outcome.records]), 0.02, 0.0)
     assert int(played.cached.sum()) == outcome.reused["dram"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "prefills", "decodes"),
+    [("rag", 3.0, 2, 2), ("code", 9.0, 3, 2), ("unique", 2.0, 3, 2), ("viral", 3.0, 3, 2)],
+)
+def test_a_replay_of_mode_split_is_what_the_simulator_plays(
+    kind: str, rate: float, prefills: int, decodes: int
+) -> None:
+    """Prefixes are found in the own pages of a node alone, and all KV goes to the node that decodes."""
+    cluster, trace = with_nodes(SPLIT, (prefills, decodes)), workload(kind, 300, rate)
+    played, outcome = replay(cluster, trace), play(cluster, TraceSource(trace), 0)
+    records = outcome.records
+    near(played.ttft_s, np.array([one.ttft_s for one in records]), 0.1)
+    near(played.tpot_s, np.array([one.tpot_s for one in records]), 0.05, 0.001)
+    near(played.tbt_s, np.array([one.tbt_s for one in records]), 0.1, 0.002)
+    assert int(played.cached.sum()) == pytest.approx(outcome.reused.get("pages", 0), rel=0.03)
+    assert played.far_bytes == pytest.approx(outcome.bytes_moved["far"], rel=0.01)
+
+
+def test_few_pages_reuse_less_in_a_replay_of_mode_split_as_in_the_simulator() -> None:
+    small = replace(with_nodes(SPLIT, (2, 2)), kv_bytes=150 * CLUSTER.layout.nbytes)
+    trace = workload("rag", 300, 2.0)
+    played, outcome = replay(small, trace), play(small, TraceSource(trace), 0)
+    assert int(played.cached.sum()) == pytest.approx(outcome.reused["pages"], rel=0.1)
+    assert played.cached.sum() < 0.9 * replay(with_nodes(SPLIT, (2, 2)), trace).cached.sum()
 
 
 def test_links_that_are_slow_make_a_replay_slow_as_they_do_the_simulator() -> None:
@@ -160,11 +187,38 @@ def test_a_pool_keeps_prefixes_on_their_nodes_and_lets_the_oldest_go() -> None:
     pool.used([1, 2, 3], 0)
     pool.put(0, [7])  # both are full: in place of what the other node has, where nothing was used
     assert pool.places([7], 0) == [1]
-    assert [pool.has(one) for one in (1, 2, 3)] == [True] * 3
+    assert -1 not in pool.places([1, 2, 3], 0)
     full = Pool(1, 3)
     full.put(0, [1, 2, 3])
     full.put(0, [8])  # the end of a prefix goes first
-    assert [full.has(one) for one in (1, 2, 3, 8)] == [True, True, False, True]
+    assert full.places([1, 2, 3, 8], 0) == [0, 0, -1, 0]
+
+
+@pytest.mark.quick
+def test_a_whole_prompt_in_pages_computes_its_last_block() -> None:
+    """And the node that decodes has the other blocks in its pages by then."""
+    ids = list(range(10))
+    requests = [TraceRequest(at, 5_120, 3, ids) for at in (0.0, 60_000.0)]
+    cluster = with_nodes(SPLIT, (1, 1))
+    played = replay(cluster, Trace(requests))
+    assert played.cached.tolist() == [0, 9 * 512]
+    assert played.ttft_s[1] < 0.4 * played.ttft_s[0]
+    assert played.tbt_s[1] < played.tbt_s[0]
+    records = play(cluster, TraceSource(Trace(requests)), 0).records
+    assert played.ttft_s.tolist() == pytest.approx([one.ttft_s for one in records], abs=0.003)
+    assert played.tbt_s.tolist() == pytest.approx([one.tbt_s for one in records], abs=0.003)
+
+
+@pytest.mark.quick
+def test_pages_of_a_node_are_its_own() -> None:
+    pages = Pages(2, 3)
+    pages.put(0, [1, 2, 3])
+    pages.put(1, [1, 2])
+    assert pages.leading([1, 2, 3]) == (3, {0: 3, 1: 2})
+    pages.used([1, 2], 0)
+    pages.put(0, [8])  # the end of a prefix goes first, and the other node keeps what it has
+    assert pages.leading([1, 2, 3]) == (2, {0: 2, 1: 2})
+    assert pages.places([8, 1], 1) == [0, 1]
 
 
 @pytest.mark.quick
