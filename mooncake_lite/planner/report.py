@@ -84,9 +84,12 @@ def _candidates(answer: Planned) -> Any:
         "what is in the way", left={"cluster", "how", "what is in the way"},
     )  # fmt: skip
     for one in answer.frontier():
+        mean, high, gaps = (f"{each:.3f}" for each in (*one.ttft_s, one.tbt_s[1]))
+        if one.how == "stopped":  # these are of its first requests alone
+            mean = high = gaps = "–"
         table.add_row(
-            name_of(one.nodes), one.how, f"{one.ttft_s[0]:.3f}", f"{one.ttft_s[1]:.3f}", f"{one.ttft:.1%}",
-            f"{one.tbt_s[1]:.3f}", f"{one.tbt:.1%}", one.lacks(ttft, tbt) or "nothing",
+            name_of(one.nodes), one.how, mean, high, f"{one.ttft:.1%}", gaps, f"{one.tbt:.1%}",
+            one.lacks(ttft, tbt) or "nothing",
         )  # fmt: skip
     return table
 
