@@ -18,6 +18,7 @@ from mooncake_lite.config.options import OUT_FILE, Bytes, write_out
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.planner import compare_report, report
 from mooncake_lite.planner.answer import answer_of
+from mooncake_lite.planner.compare import SYSTEMS
 from mooncake_lite.planner.jobs import jobs_of
 from mooncake_lite.planner.limits import Limit
 from mooncake_lite.planner.prices import Prices, read_prices
@@ -92,16 +93,17 @@ def plan(workload: Path, json_file: Path | None, plot_folder: Path | None, **wor
     cluster, prices_file = asked_cluster(trace, words), words["prices_file"]
     prices = Prices() if prices_file is None else read_prices(prices_file)
     ttft, tbt, nodes, result = words["ttft"], words["tbt"], words["nodes"], dict[str, Any]()
-    begin = nodes and nodes // 2
     if nodes is None:
         answer = answer_of(cluster, trace, ttft, tbt, words["quick"], words["jobs"])
         report.show(answer, prices)
-        result, nodes, begin = report.to_dict(answer, prices), sum(answer.nodes), answer.nodes[0]
+        result, nodes = report.to_dict(answer, prices), sum(answer.nodes)
         if plot_folder is not None:
             report.draw(answer, plot_folder)
     if words["compare"]:
-        pooled = replace(cluster, mode="pooled", sharing="off")
-        found = compare_report.compared(pooled, trace, ttft, tbt, nodes, begin, words["seeds"], words["jobs"])
+        pooled = replace(cluster, mode="pooled", sharing="hash")
+        found = compare_report.compared(
+            pooled, trace, ttft, tbt, nodes, words["seeds"], words["jobs"], words["systems"] or SYSTEMS
+        )
         compare_report.show(found, nodes, ttft, tbt)
         result["comparison"] = compare_report.to_dict(found, nodes)
         if plot_folder is not None:

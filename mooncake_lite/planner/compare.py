@@ -2,16 +2,17 @@
 
 Used by `compare_report.py`. Each way is tuned before it is measured. Explained in docs/explain/comparison.md.
 
-    configurations, outward from a likely one -> the best one -> the same with other seeds
+    replays of pools -> split -> by layers -> pooled      each begins where the one before was best,
+    colocated -> tuned chunks -> with a pool              and is played again with other seeds
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, as_completed
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import accumulate, pairwise
+from functools import cache, partial
+from itertools import accumulate, pairwise, product
 from math import inf
 from random import Random
 from statistics import fmean
@@ -19,6 +20,7 @@ from statistics import fmean
 import msgspec
 
 from mooncake_lite.planner.limits import Limit
+from mooncake_lite.planner.search import Search
 from mooncake_lite.planner.simulate import simulate
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.simulator.cluster import Cluster
@@ -31,43 +33,37 @@ STEP = 1.05
 LEAST, MOST = -90, 90
 """Levels that are tried: from about an 80th of the workload's rate to 80 times as fast."""
 
-MOST_STRIDE = 4
-"""Levels by which a rate rises at once: an overloaded cluster takes long to play."""
-
-BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 0)
-"""Tokens of a prompt that a pass computes beside the running batch; 0: all of them."""
+BUDGETS = (512, 1024, 256, 2048, 128, 4096, 64, 8192, 0)
+"""Tokens of prompts that a pass computes beside the running batch, likely ones first; 0: all of them."""
 
 WINDOW = 32
 """Requests within which gaps between arrivals change places: longer bursts stay where they are."""
 
 PATIENCE = 2
-"""Ratios of nodes in a row that are no better, after which those beyond them are not tried. Of chunks and
-policies all are tried: goodput may fall and rise again with the budget."""
+"""Ratios of nodes in a row that are no better, after which those beyond are not tried. Likewise sizes of
+chunks with a pool, from the best one without. Without a pool all are tried: goodput may fall and rise."""
 
 BALANCED = "least-loaded"
 """A policy that colocated nodes try, too. One that follows prefixes has few nodes decode most answers."""
 
 
+Keeps = Callable[[int], bool]
+"""Tells whether a cluster keeps both limits at a level."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to serve, with or without reuse.
+    """A way to serve.
 
     mixed      what a pass of both kinds is taken to cost; "" where that is measured or makes no difference
     clusters   its configurations by name, those that differ least beside each other
-    begin      the one that is tried first; patience: see PATIENCE
+    patience   see PATIENCE
     """
 
     system: str
-    reuse: bool
     mixed: str
     clusters: dict[str, Cluster]
-    begin: str
-    patience: int = PATIENCE
-
-    @property
-    def key(self) -> tuple[str, bool, str]:
-        """Return what tells it from others."""
-        return self.system, self.reuse, self.mixed
+    patience: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,48 +103,44 @@ def ranks(results: Sequence[Result]) -> list[tuple[int, int]]:
     ]
 
 
-TUNED = "colocated, tuned chunks"
+SYSTEMS = PLAIN, TUNED, SHARED, POOLED, SPLIT, LAYERS = (
+    *("colocated", "colocated, tuned chunks", "colocated with a pool"),
+    *("pooled", "split", "split by layers"),
+)
 
-PLAIN = {TUNED: "colocated"}
-"""What is tuned -> the same as it is by default: one of the configurations."""
 
+def contenders(cluster: Cluster, nodes: int) -> list[list[Contender]]:
+    """Return all ways to serve on so many nodes, those beside each other that may be best with the same.
 
-def contenders(cluster: Cluster, nodes: int, begin: int) -> list[Contender]:
-    """Return all ways to serve on so many nodes.
-
-    cluster   pooled: its machines, memory and links; begin: nodes that prefill where splitting is tried first
+    cluster   pooled: its machines, memory, links, and how ranks share prefixes in their pages
     """
-    alike = replace(cluster, sharing="hash", nodes={"prefill": 1, "decode": 1}, mode="split")
+    alike = replace(cluster, nodes={"prefill": 1, "decode": 1}, mode="split")
     alone = replace(alike, mode="colocated", nodes={"compute": nodes}, node_bytes=0)
     default = cluster.profile.prefill.chunk_tokens if cluster.profile.prefill is not None else 0
-    budgets = sorted({*BUDGETS, default}, key=lambda tokens: tokens or inf)
-    found = []
+    policies = dict.fromkeys([cluster.policy, BALANCED])
+    chains = list[list[Contender]]()
     for mixed, profile in mixed_bases(cluster.profile).items():
-        for name, chosen in (("colocated", [default]), (TUNED, budgets)):
-            ways = {
-                f"{_chunks(one)}, {policy}": replace(
-                    alone, profile=profile, batched_tokens=one, policy=policy
-                )
-                for policy in dict.fromkeys([BALANCED, cluster.policy])
-                for one in chosen
-            }
-            first = list(ways)[len(chosen) // 2]
-            found += [Contender(name, reuse, mixed, ways, first, len(ways)) for reuse in (True, False)]
-    for name, base in (
-        ("split", replace(alike, layerwise="off")),
-        ("split by layers", replace(alike, layerwise="on")),
-        ("pooled", cluster),
-    ):
         ways = {
-            f"{p}P{nodes - p}D": replace(base, nodes={"prefill": p, "decode": nodes - p})
-            for p in range(1, nodes)
+            (f"chunks of {tokens:,}, " if tokens else "whole prompts, ") + policy: replace(
+                alone, profile=profile, batched_tokens=tokens, policy=policy
+            )
+            for tokens in dict.fromkeys([default, *BUDGETS])
+            for policy in policies
         }
-        found += [Contender(name, reuse, "", ways, f"{begin}P{nodes - begin}D") for reuse in (True, False)]
-    return found
-
-
-def _chunks(tokens: int) -> str:
-    return f"chunks of {tokens:,}" if tokens else "whole prompts"
+        plain = {name: ways[name] for name in list(ways)[: len(policies)]}
+        by_size = sorted(ways.items(), key=lambda one: (one[1].policy, one[1].batched_tokens or inf))
+        lent = {name: replace(one, node_bytes=cluster.node_bytes) for name, one in by_size}
+        each = {PLAIN: (plain, len(plain)), TUNED: (ways, len(ways)), SHARED: (lent, PATIENCE)}
+        chains.append([Contender(name, mixed, *one) for name, one in each.items()])
+    ratios = {f"{p}P{nodes - p}D": {"prefill": p, "decode": nodes - p} for p in range(1, nodes)}
+    layers = {SPLIT: replace(alike, layerwise="off"), LAYERS: replace(alike, layerwise="on")}
+    chains.append(
+        [
+            Contender(name, "", {at: replace(base, nodes=one) for at, one in ratios.items()}, PATIENCE)
+            for name, base in {POOLED: cluster, **layers}.items()
+        ]
+    )
+    return chains
 
 
 def mixed_bases(profile: Profile) -> dict[str, Profile]:
@@ -184,8 +176,8 @@ def redrawn(trace: Trace, seed: int) -> Trace:
     return replace(trace, requests=at_times(trace.requests, list(accumulate(gaps, initial=times[0]))))
 
 
-def highest(keeps: Callable[[int], bool], begin: int) -> int | None:
-    """Return the highest level that is kept; None: not even LEAST. `begin`: the level that is tried first.
+def highest(keeps: Keeps, begin: int) -> int:
+    """Return the highest level that is kept; LEAST - 1: not even LEAST. begin: the level that is tried first.
 
     A level above one that is not kept is taken not to be kept.
     """
@@ -193,15 +185,13 @@ def highest(keeps: Callable[[int], bool], begin: int) -> int | None:
     if keeps(begin):
         low, high = begin, begin + 1
         while high < MOST and keeps(high):
-            stride = min(2 * stride, MOST_STRIDE)
-            low, high = high, high + stride
+            low, high, stride = high, min(high + stride, MOST), 2 * stride
     else:
         low, high = begin - 1, begin
         while not keeps(max(low, LEAST)):
             if low <= LEAST:
-                return None
-            stride *= 2
-            low, high = low - stride, low
+                return LEAST - 1
+            low, high, stride = low - stride, low, 2 * stride
         low = max(low, LEAST)
     while high - low > 1:
         middle = (low + high) // 2
@@ -217,75 +207,99 @@ class Question:
     ttft: Limit
     tbt: Limit
 
-    def keeps(self, cluster: Cluster, reuse: bool, seed: int = 0) -> Callable[[int], bool]:
-        """Return what tells whether a cluster keeps both limits at a level."""
-        drawn = redrawn(self.trace, seed)
-        played = drawn if reuse else without_reuse(drawn)
+    def keeps(self, reuse: bool, seed: int = 0, *, replays: bool = False) -> Callable[[Cluster], Keeps]:
+        """Return what tells of a cluster whether it keeps both limits at a level; what is known is kept.
 
-        @cache
-        def kept(level: int) -> bool:
-            found, _ = simulate(cluster, sped(played, STEP**level), self.ttft, self.tbt, seed)
+        replays   of the queues, for clusters of mode pooled: nearly the same, for a tenth of the time
+        """
+        drawn = redrawn(self.trace, seed)
+        played, known = drawn if reuse else without_reuse(drawn), dict[int, Keeps]()
+
+        def keeps(cluster: Cluster, level: int) -> bool:
+            faster = sped(played, STEP**level)
+            if replays:
+                nodes = cluster.nodes["prefill"], cluster.nodes["decode"]
+                found = Search(cluster, faster, self.ttft, self.tbt).at(nodes)
+            else:
+                found, _ = simulate(cluster, faster, self.ttft, self.tbt, seed, judges=True)
             return found.keeps(self.ttft, self.tbt)
 
-        return kept
+        return lambda cluster: known.setdefault(id(cluster), cache(partial(keeps, cluster)))
 
 
-def better(keeps: Callable[[int], bool], level: int | None) -> int | None:
-    """Return the highest level that is kept if it is above `level`; None: it is not. One run tells this."""
-    if level is None:
-        return highest(keeps, 0)
-    return highest(keeps, level + 1) if keeps(level + 1) else None
+Best = tuple[str, int]
+"""(configuration, the highest level that it keeps with seed 0)"""
 
 
-def tuned(one: Contender, question: Question) -> tuple[str, int | None]:
-    """Return the best configuration of a contender, and the highest level that it keeps with seed 0.
+def tuned(one: Contender, keeps: Callable[[Cluster], Keeps], begin: Best) -> Best:
+    """Return the best configuration of a contender, beginning with one of its configurations and a level.
 
     One that does not keep the level above the best one so far costs a single run.
     """
     names = list(one.clusters)
-    begin = names.index(one.begin)
-    best, level = one.begin, highest(question.keeps(one.clusters[one.begin], one.reuse), 0)
-    for side in (names[begin + 1 :], names[:begin][::-1]):
+    place = names.index(begin[0]) if begin[0] in names else len(names) // 2
+    best, level = names[place], highest(keeps(one.clusters[names[place]]), begin[1])
+    for side in (names[place + 1 :], names[:place][::-1]):
         worse = 0
         for name in side:
-            found = better(question.keeps(one.clusters[name], one.reuse), level)
-            worse = worse + 1 if found is None and level is not None else 0
-            best, level = (best, level) if found is None else (name, found)
+            kept = keeps(one.clusters[name])
+            if kept(level + 1):
+                best, level, worse = name, highest(kept, level + 1), 0
+            else:
+                worse += level >= LEAST
             if worse == one.patience:
                 break
     return best, level
 
 
-def confirmed(one: Contender, name: str, question: Question, seed: int, begin: int | None) -> int | None:
-    """Return the highest level that a configuration keeps with a seed."""
-    return highest(question.keeps(one.clusters[name], one.reuse, seed), begin or 0)
+def all_tuned(chain: Sequence[Contender], question: Question) -> list[Best]:
+    """Return the best configuration of each with reuse, and then of each without.
+
+    One begins with that of the one before; without reuse, with its own.
+    """
+    best: Best = "", 0
+    if chain and chain[0].system == POOLED:
+        best = tuned(chain[0], question.keeps(True, replays=True), best)
+    found, keeps, alone = list[Best](), question.keeps(True), question.keeps(False)
+    for one in chain:
+        found.append(best := tuned(one, keeps, best))
+    return found + [tuned(one, alone, best) for one, best in zip(chain, found)]
+
+
+def confirmed(cluster: Cluster, reuse: bool, question: Question, seed: int, begin: int) -> int:
+    """Return the highest level that a cluster keeps with a seed."""
+    return highest(question.keeps(reuse, seed)(cluster), begin)
 
 
 def compare(
-    all_of_them: Sequence[Contender], question: Question, rate: float, seeds: int, executor: Executor,
+    chains: Sequence[Sequence[Contender]], question: Question, rate: float, seeds: int, executor: Executor,
     told: Callable[[], None],
 ) -> list[Result]:  # fmt: skip
     """Tune and measure all contenders. rate: of the workload; told: called `seeds` times for each of them."""
-    first = {executor.submit(tuned, one, question): one for one in all_of_them}
-    found, rest = {}, {}
-    for future in as_completed(first):
-        one, (name, level) = first[future], future.result()
-        told()
-        found[one.key] = name, level
-        rest[one.key] = [
-            executor.submit(confirmed, one, name, question, seed, level) for seed in range(1, seeds)
-        ]
-        for each in rest[one.key]:
-            each.add_done_callback(lambda _: told())
+    first = [(chain, executor.submit(all_tuned, chain, question)) for chain in chains]
+    found = dict[tuple[str, bool, str], tuple[str, int, list[Future[int]]]]()
+    rest = dict[tuple[int, bool], list[Future[int]]]()
+    for chain, future in first:
+        for (reuse, one), (name, level) in zip(product((True, False), chain), future.result()):
+            cluster = one.clusters[name]
+            place = id(cluster), reuse
+            if place not in rest:  # else what is tuned is best as it is by default
+                rest[place] = [
+                    executor.submit(confirmed, cluster, reuse, question, seed, level)
+                    for seed in range(1, seeds)
+                ]
+            found[one.system, reuse, one.mixed] = name, level, rest[place]
+            told()
+            for each in rest[place]:
+                each.add_done_callback(lambda _: told())
     results = {}
-    for one in all_of_them:
-        name, level = found[one.key]
-        levels = [level, *(each.result() for each in rest[one.key])]
-        kept = [0.0 if each is None else rate * STEP**each for each in levels]
-        failed = [rate * STEP ** (LEAST if each is None else each + 1) for each in levels]
-        results[one.key] = Result(*one.key, name, kept, failed)
+    for key, (name, level, others) in found.items():
+        levels = [level, *(each.result() for each in others)]
+        kept = [rate * STEP**each if each >= LEAST else 0.0 for each in levels]
+        failed = [rate * STEP ** (each + 1) for each in levels]
+        results[key] = Result(*key, name, kept, failed)
     for (system, reuse, mixed), result in results.items():
-        plain = results.get((PLAIN.get(system, system), reuse, mixed), result)
-        if plain.goodput_rps > result.goodput_rps:
+        plain = results.get((PLAIN, reuse, mixed), result)
+        if system == TUNED and plain.goodput_rps > result.goodput_rps:
             results[system, reuse, mixed] = replace(plain, system=system)
     return list(results.values())

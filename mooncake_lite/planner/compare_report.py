@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mooncake_lite.config.machine import usable_cores
 from mooncake_lite.config.options import with_options
 from mooncake_lite.config.progress import counted, plain_table, wide_console
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.planner.compare import STEP, Question, Result, compare, contenders, ranks
+from mooncake_lite.planner.compare import STEP, SYSTEMS, Question, Result, compare, contenders, ranks
 from mooncake_lite.planner.jobs import jobs_of
 from mooncake_lite.planner.limits import Limit
 from mooncake_lite.planner.report import write_figures
@@ -33,6 +34,8 @@ compare_options = with_options(
     click.option("--compare", is_flag=True, help="Compare ways to serve on as many nodes, each at its best."),
     click.option("--nodes", type=click.IntRange(2, 64),
                  help="With --compare: of each way to serve; no plan is made.  [default: the plan's]"),
+    click.option("--system", "systems", type=click.Choice(SYSTEMS), multiple=True,
+                 help="With --compare: this way to serve alone. May be given several times."),
     click.option("--seeds", type=click.IntRange(3, 100), default=3, show_default=True,
                  help="With --compare: runs with other arrivals, from which spreads follow."),
 )  # fmt: skip
@@ -41,8 +44,8 @@ compare_options = with_options(
 
 def check(trace: Trace, words: dict[str, Any]) -> None:
     """Raise ConfigError, with the fix, for options that contradict each other, and for a long trace."""
-    if words["nodes"] is not None and not words["compare"]:
-        raise ConfigError(f"--nodes {words['nodes']}: only --compare has it; a plan looks for the nodes")
+    if (words["nodes"] or words["systems"]) and not words["compare"]:
+        raise ConfigError("--nodes and --system belong to --compare: add it, or leave them out")
     if words["compare"] and len(trace.requests) > MOST_REQUESTS:
         raise ConfigError(
             f"--compare plays {MOST_REQUESTS:,} requests at most, and there are {len(trace.requests):,}; add "
@@ -51,13 +54,14 @@ def check(trace: Trace, words: dict[str, Any]) -> None:
 
 
 def compared(
-    cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, nodes: int, begin: int, seeds: int,
-    jobs: int | None,
+    cluster: Cluster, trace: Trace, ttft: Limit, tbt: Limit, nodes: int, seeds: int, jobs: int | None,
+    systems: Sequence[str] = SYSTEMS,
 ) -> list[Result]:  # fmt: skip
-    """Compare all ways to serve on so many nodes. begin: nodes that prefill, where the search begins."""
-    asked = contenders(cluster, nodes, begin)
+    """Compare ways to serve on so many nodes."""
+    all_of_them = contenders(cluster, nodes)
+    asked = [[one for one in chain if one.system in systems] for chain in all_of_them]
     with (
-        counted("ways to serve", seeds * len(asked)) as told,
+        counted("ways to serve", 2 * seeds * sum(map(len, asked))) as told,
         processes(jobs or usable_cores(), mpi=False) as executor,
     ):
         return compare(asked, Question(trace, ttft, tbt), jobs_of(trace).rate, seeds, executor, told)
@@ -89,18 +93,13 @@ def show(results: Sequence[Result], nodes: int, ttft: Limit, tbt: Limit) -> None
                 f"{one.goodput_rps / nodes:.3f}", f"{best}" if best == worst else f"{best}-{worst}",
             )  # fmt: skip
         say(table)
-        if alike := _alike(these):
+        alike = [
+            f"{name_of(one)} and {name_of(other)}"
+            for one, other in combinations(these, 2)
+            if not (one.is_above(other) or other.is_above(one))
+        ]
+        if alike:
             say(f"not distinguishable: {'; '.join(alike)}", highlight=False, soft_wrap=True)
-
-
-def _alike(results: Sequence[Result]) -> list[str]:
-    """Return the pairs whose spreads overlap, in words."""
-    pairs = combinations(results, 2)
-    return [
-        f"{name_of(one)} and {name_of(other)}"
-        for one, other in pairs
-        if not (one.is_above(other) or other.is_above(one))
-    ]
 
 
 def to_dict(results: Sequence[Result], nodes: int) -> dict[str, Any]:
@@ -109,9 +108,8 @@ def to_dict(results: Sequence[Result], nodes: int) -> dict[str, Any]:
     for reuse in (True, False):
         these = [one for one in results if one.reuse is reuse]
         for one, found in zip(these, ranks(these)):
-            fields = ("system", "reuse", "mixed", "configuration", "kept_rps", "failed_rps", "goodput_rps")
-            about = {name: getattr(one, name) for name in fields}
-            rows.append({**about, "spread_rps": one.spread_rps, "ranks": found})
+            more = {"goodput_rps": one.goodput_rps, "spread_rps": one.spread_rps, "ranks": found}
+            rows.append({**asdict(one), **more})
     return {"nodes": nodes, "step": STEP, "results": rows}
 
 

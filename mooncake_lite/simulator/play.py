@@ -7,7 +7,7 @@ docs/explain/simulator.md.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -45,14 +45,15 @@ def play(
     warm_up: float = 0.0,
     kills: Sequence[tuple[str, float]] = (),
     told: Callable[[int], None] | None = None,
-    hopeless: Callable[[Sequence[Record]], bool] | None = None,
+    decided: Callable[[Sequence[Record], Iterable[float]], bool] | None = None,
 ) -> Outcome:
     """Play all requests of a source. Raises ClusterError when a mechanism was tried and never worked.
 
     warm_up   share of the requests, the first ones, that do not count
     kills     (role, seconds): a rank of this role dies then, the first one that lives
     told      is called with the number of requests that have ended, every SAMPLE_S of virtual time
-    hopeless  likewise with what became of them; GivenUp is raised once it holds
+    decided   likewise with what became of them, and the seconds that others have waited for a first token;
+              GivenUp is raised once it holds
     """
     world = World(cluster.setting(source, seed), most_passes=1 if kills else MOST_PASSES)
     killed: list[tuple[str, float]] = []
@@ -76,8 +77,10 @@ def play(
             keys.extend(obj.key for obj in world.control.directory.visible_objects())
         if told is not None:
             told(len(world.records))
-        if hopeless is not None and hopeless(world.records):
-            raise GivenUp(world.records)
+        if decided is not None:
+            waiting = (now - one.sent_s for one in world.requests.values() if not one.token_times_s)
+            if decided(world.records, waiting):
+                raise GivenUp(world.records)
         if not world.clients.done:
             world.clock.after(SAMPLE_S, sample)
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate, count, islice
+from itertools import count, islice
 from math import exp
 from random import Random
 from statistics import NormalDist
@@ -69,12 +68,7 @@ def drawn(dice: Random, mean: float, spread: float) -> int:
 
 def drawn_of(dice: Random, texts: Sequence[Text], skew: float) -> Text:
     """Draw text n, from 0, in proportion to 1 / (n + 1) ** skew."""
-    return dice.choices(texts, cum_weights=_weights(len(texts), skew))[0]
-
-
-@cache
-def _weights(texts: int, skew: float) -> list[float]:
-    return list(accumulate((number + 1) ** -skew for number in range(texts)))
+    return dice.choices(texts, [(number + 1) ** -skew for number in range(len(texts))])[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

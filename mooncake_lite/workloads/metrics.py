@@ -75,7 +75,7 @@ def summary(records: Sequence[Record], slo_ttft_s: float, slo_tbt_s: float) -> d
     slo_share     share of all requests that were completed within both limits
     goodput_rps   requests within both limits, per second of the run
     span_s        of the run: from the first arrival to the last arrival or token
-    rejected      {cause: requests}; failed: likewise
+    rejected      {cause: requests}, the most frequent cause first; failed: likewise
     ttft_s, tpot_s, tbt_s, e2e_s   {mean, p50, p90, p99} over the completed requests; None without any
     itl_s         the same over all gaps of these requests
     """
@@ -86,8 +86,10 @@ def summary(records: Sequence[Record], slo_ttft_s: float, slo_tbt_s: float) -> d
     return {
         "requests": len(records),
         "completed": len(done),
-        "rejected": _causes(records, REJECTED),
-        "failed": _causes(records, FAILED),
+        **{
+            outcome: dict(Counter(one.cause for one in records if one.outcome == outcome).most_common())
+            for outcome in (REJECTED, FAILED)
+        },
         "slo": {"ttft_s": slo_ttft_s, "tbt_s": slo_tbt_s},
         "slo_share": good / len(records) if records else None,
         "goodput_rps": good / span_s if span_s else None,
@@ -101,18 +103,10 @@ def summary(records: Sequence[Record], slo_ttft_s: float, slo_tbt_s: float) -> d
     }
 
 
-def _causes(records: Iterable[Record], outcome: str) -> dict[str, int]:
-    """Return {cause: requests} of the requests with this outcome, the most frequent cause first."""
-    return dict(Counter(one.cause for one in records if one.outcome == outcome).most_common())
-
-
 def spread_of(values: Iterable[float]) -> dict[str, float | None]:
     """Return {mean, p50, p90, p99} of some values; None for each without any."""
-    found, names = np.fromiter(values, float), [f"p{percent}" for percent in PERCENTILES]
+    found, names = np.fromiter(values, float), ["mean", *(f"p{percent}" for percent in PERCENTILES)]
     if not len(found):
-        return dict.fromkeys(("mean", *names))
+        return dict.fromkeys(names)
     mean = float(found.mean())
-    return {
-        "mean": mean,
-        **dict(zip(names, np.percentile(found, PERCENTILES, overwrite_input=True).tolist())),
-    }
+    return dict(zip(names, [mean, *np.percentile(found, PERCENTILES, overwrite_input=True).tolist()]))

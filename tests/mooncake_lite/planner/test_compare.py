@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,14 @@ from mooncake_lite.planner import compare, compare_report
 from mooncake_lite.planner.compare import (
     LEAST,
     MOST,
+    PATIENCE,
+    PLAIN,
+    POOLED,
+    SHARED,
     TUNED,
     WINDOW,
     Contender,
+    Question,
     Result,
     contenders,
     highest,
@@ -31,10 +38,13 @@ from mooncake_lite.planner.compare import (
     without_reuse,
 )
 from mooncake_lite.planner.jobs import jobs_of
-from mooncake_lite.planner.limits import Limit
+from mooncake_lite.planner.limits import Found, Limit
+from mooncake_lite.planner.simulate import simulate
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.file import Profile, named_profile
 from mooncake_lite.simulator.cluster import Cluster
+from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.workloads.rescale import spread
 from mooncake_lite.workloads.traces import Trace
 from tests.mooncake_lite.workloads.made import made_trace, write
@@ -64,8 +74,8 @@ def test_the_highest_level_is_found_from_anywhere_in_few_runs(begin: int) -> Non
             asked.append(level)
             return level <= limit
 
-        assert highest(keeps, begin) == (limit if limit >= LEAST else None)
-        assert len(asked) <= 6 + abs(limit - begin) / 2, "a gallop, and then halving"
+        assert highest(keeps, begin) == limit
+        assert len(asked) <= 2 * (2 + abs(limit - begin)).bit_length() + 2, "a gallop, and then halving"
         assert min(asked) >= LEAST
 
 
@@ -80,7 +90,6 @@ def test_overlapping_spreads_have_no_order() -> None:
     assert not best.is_above(next_best), "one seed keeps 4.0 with either"
     last = result([1.0, 1.1], [1.1, 1.2])
     assert ranks([best, last, next_best]) == [(1, 2), (3, 3), (1, 2)]
-    assert compare_report._alike([best, last, next_best]) == [" and "]
     touching = result([1.2, 1.3], [1.3, 1.4])
     assert touching.is_above(last), "all seeds keep 1.2, and none of the other's does"
     assert ranks([touching, last]) == [(1, 1), (2, 2)]
@@ -124,31 +133,32 @@ def test_both_bases_of_a_mixed_pass_are_played_unless_one_is_measured() -> None:
 
 @pytest.mark.quick
 def test_the_contenders_have_the_same_machines_and_differ_in_what_they_are_named_for() -> None:
-    found = contenders(cluster(), 4, 3)
-    assert len(found) == len({one.key for one in found}) == 14
+    found = [one for chain in contenders(cluster(), 4) for one in chain]
+    assert len(found) == len({(one.system, one.mixed) for one in found}) == 9
     for one in found:
-        assert one.begin in one.clusters
         for each in one.clusters.values():
             assert sum(each.nodes.values()) == 4
             assert each.kv_bytes == cluster().kv_bytes
     by_name = {one.system: one.clusters for one in found}
-    assert list(by_name["pooled"]) == list(by_name["split"]) == ["1P3D", "2P2D", "3P1D"]
+    assert list(by_name[POOLED]) == list(by_name["split"]) == ["1P3D", "2P2D", "3P1D"]
     default = {"whole prompts, least-loaded", "whole prompts, kvcache-centric"}
-    assert by_name[TUNED].keys() > by_name["colocated"].keys() == default
+    assert by_name[TUNED].keys() > by_name[PLAIN].keys() == default
     assert min(each.batched_tokens for each in by_name[TUNED].values() if each.batched_tokens) == 64
     ways = {name: each["2P2D"] for name, each in by_name.items() if "2P2D" in each}
     assert {name: each.layerwise for name, each in ways.items()} == {
-        "split": "off", "split by layers": "on", "pooled": "auto"
+        "split": "off", "split by layers": "on", POOLED: "auto"
     }  # fmt: skip
+    lent = {name: {each.node_bytes for each in ways.values()} for name, ways in by_name.items()}
+    assert (lent[TUNED], lent[SHARED]) == ({0}, {cluster().node_bytes})
 
 
 class Known:
-    """A question whose clusters are numbers: the levels that they keep. runs: those of each."""
+    """Clusters that are numbers: the levels that they keep. runs: those of each."""
 
     def __init__(self) -> None:
         self.runs = Counter[int]()
 
-    def keeps(self, limit: Any, reuse: bool, seed: int = 0) -> Callable[[int], bool]:
+    def __call__(self, limit: Any) -> Callable[[int], bool]:
         def kept(level: int) -> bool:
             self.runs[limit] += 1
             return bool(level <= limit)
@@ -156,23 +166,58 @@ class Known:
         return kept
 
 
+def known(*limits: int, patience: int = PATIENCE) -> Contender:
+    clusters: Any = {f"{limit}": limit for limit in limits}
+    return Contender("", "", clusters, patience)
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize("limits", [[1, 3, 9, 12, 7, 5], [30, 20, 10, -5], [-200, -200, -200, -200, 5, 4]])
+@pytest.mark.parametrize("limits", [[1, 3, 9, 12, 7, 5], [30, 20, 10, -5], [-200, -201, -202, -203, 5, 4]])
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_tuning_walks_to_the_best_configuration(limits: list[int], place: int) -> None:
-    clusters: Any = {f"{number}": limit for number, limit in enumerate(limits)}
-    question: Any = Known()
-    name, level = tuned(Contender("", True, "", clusters, f"{place}"), question)
-    assert (clusters[name], level) == (max(limits), max(limits))
+    for level in (-200, -20, 40):
+        assert tuned(known(*limits), Known(), (f"{limits[place]}", level)) == (f"{max(limits)}", max(limits))
 
 
 @pytest.mark.quick
 def test_what_is_worse_costs_one_run_and_what_is_beyond_it_none() -> None:
-    question: Any = Known()
-    clusters: Any = {f"{limit}": limit for limit in (20, 5, 4, 3)}
-    assert tuned(Contender("", True, "", clusters, "20"), question) == ("20", 20)
-    assert (question.runs[5], question.runs[4], question.runs[3]) == (1, 1, 0)
-    assert tuned(Contender("", True, "", clusters | {"30": 30}, "20", patience=9), question) == ("30", 30)
+    keeps = Known()
+    assert tuned(known(20, 5, 4, 3), keeps, ("20", 19)) == ("20", 20)
+    assert (keeps.runs[5], keeps.runs[4], keeps.runs[3]) == (1, 1, 0)
+    assert tuned(known(20, 5, 4, 3, 30, patience=9), keeps, ("20", 20)) == ("30", 30)
+
+
+@pytest.mark.quick
+def test_a_cluster_and_a_level_are_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Counter[float]()
+
+    def counting(one: Cluster, trace: Trace, *rest: Any, **words: Any) -> tuple[Found, float]:
+        runs[trace.requests[-1].timestamp] += 1
+        return Found((1, 1), 1.0, 0.0, (0.0, 0.0), (0.0, 0.0)), 0.0
+
+    monkeypatch.setattr(compare, "simulate", counting)
+    keeps, one = Question(spread(made_trace(4), 1), Limit(1.0, 0.9), Limit(1.0, 0.9)).keeps(True), cluster()
+    assert not any(keeps(one)(level) for level in (0, 1, 0, 1))
+    assert list(runs.values()) == [1, 1]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("mode", ["colocated", "pooled"])
+def test_a_run_that_is_stopped_is_judged_as_if_it_had_been_played_to_its_end(mode: str) -> None:
+    nodes = {"compute": 2} if mode == "colocated" else {"prefill": 1, "decode": 1}
+    one, trace = replace(cluster(), mode=mode, nodes=nodes), spread(made_trace(24), 1)
+    records, verdicts = play(one, TraceSource(trace), 0).records, Counter[tuple[str, bool]]()
+    for ttft, tbt in product((Limit(0.3, 0.9), Limit(9.0, 0.9)), (Limit(0.03, 0.9), Limit(9.0, 0.9))):
+        early, even = (
+            sum(getattr(each, name) <= limit.seconds for each in records)
+            for name, limit in (("ttft_s", ttft), ("tbt_s", tbt))
+        )
+        kept = min(early, even) >= 0.9 * len(records)
+        for judges in (True, False):
+            found, _ = simulate(one, trace, ttft, tbt, judges=judges)
+            assert found.keeps(ttft, tbt) == kept
+            verdicts[found.how, kept] += judges
+    assert verdicts["stopped", True] > 0 < verdicts["stopped", False]
 
 
 @contextmanager
@@ -196,15 +241,13 @@ def results() -> list[Result]:
     patch.setattr(compare_report, "processes", one_thread)
     try:
         limits = Limit(1.5, 0.9), Limit(0.3, 0.9)
-        return compare_report.compared(
-            cluster(with_base(0.03)), spread(made_trace(32), 1), *limits, 2, 1, 3, 1
-        )
+        return compare_report.compared(cluster(with_base(0.03)), spread(made_trace(32), 1), *limits, 2, 3, 1)
     finally:
         patch.undo()
 
 
 def test_reuse_never_lowers_goodput_and_tuning_neither(results: list[Result]) -> None:
-    assert len(results) == 10
+    assert len(results) == 12
     by_key = {(one.system, one.reuse): one for one in results}
     gains = 0
     for system in {one.system for one in results}:
@@ -213,7 +256,7 @@ def test_reuse_never_lowers_goodput_and_tuning_neither(results: list[Result]) ->
         gains += shared.is_above(alone)
     assert gains > 0
     for reuse in (True, False):
-        assert by_key[TUNED, reuse].goodput_rps >= by_key["colocated", reuse].goodput_rps
+        assert by_key[TUNED, reuse].goodput_rps >= by_key[PLAIN, reuse].goodput_rps
 
 
 def test_each_seed_keeps_a_rate_and_not_the_next_one(results: list[Result]) -> None:
@@ -235,10 +278,9 @@ def test_a_comparison_is_a_table_json_and_a_figure(
 ) -> None:
     monkeypatch.setattr(compare_report, "processes", one_thread)
     coarse(monkeypatch)
-    few = lambda *asked: [one for one in contenders(*asked) if one.system in ("pooled", "split")]  # noqa: E731
-    monkeypatch.setattr(compare_report, "contenders", few)
     file = tmp_path / "found.json"
     words = ["--compare", "--nodes", "2", "--json", str(file), "--plot", str(tmp_path)]
+    words += ["--system", "pooled", "--system", "split"]
     assert main(["plan", str(trace_file), *SLO, *words]) == 0
     out = capsys.readouterr().out
     for word in ("on 2 nodes", "3 seeds", "with reuse", "without reuse", "1P1D", "pooled", "split"):
@@ -257,7 +299,9 @@ def test_a_comparison_is_a_table_json_and_a_figure(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nodes", "4"], "--nodes 4: only --compare has it"),
+        (["--nodes", "4"], "--nodes and --system belong to --compare"),
+        (["--system", "pooled"], "--nodes and --system belong to --compare"),
+        (["--compare", "--system", "mooncake"], "'--system'"),
         (["--compare", "--nodes", "1"], "'--nodes'"),
         (["--compare", "--seeds", "2"], "'--seeds'"),
     ],
