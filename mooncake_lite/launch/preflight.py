@@ -15,8 +15,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from mooncake_lite.config.instances import tensor_size
 from mooncake_lite.config.machine import Machine, find_mpirun, why_unwritable
-from mooncake_lite.config.modes import COMPUTE_ROLES
+from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.scheduling_options import parse_racks
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, LaunchError
@@ -62,7 +63,7 @@ def find_model(config: ServeConfig) -> FoundModel:
 
     Of the weights it reads the headers alone. Raises ModelError or CacheError; also when the folder does not
     have the weights that are asked for. Raises ConfigError when a profile is of another model, or an emulated
-    engine has none; that needs no weights.
+    engine has none; that needs no weights. Raises ModelError when members of an instance cannot share them.
     """
     from mooncake_lite.model.generation_config import default_sampling
     from mooncake_lite.model.progress import resolve_visibly
@@ -78,7 +79,8 @@ def find_model(config: ServeConfig) -> FoundModel:
     files: tuple[Path, ...] = ()
     if config.engine != "emulated":
         source = weight_source(folder, config.weights, config.dtype, config.device)
-        check_weights(source, sizes)
+        for members in sorted({tensor_size(config, role) for role in mode_of(config.mode).ranks}):
+            check_weights(source, sizes, members)
         files = source.files
     default_sampling(folder)
     unembedded = load_tokenizer(folder).unembedded()

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from kernels_numba.matmul.linear_layers import dequantize_v0
+from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.errors import ModelError
 from mooncake_lite.messages import Sampling
+from mooncake_lite.launch.preflight import find_model
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.forward import load_model
 from mooncake_lite.model.resolve import pull
@@ -175,6 +177,8 @@ def test_a_share_that_would_cut_a_block_is_refused_with_what_would_work(
         check_weights(source, load_config(folder))
         with pytest.raises(ModelError, match=refused):
             check_weights(source, load_config(folder), members=2)
+        with pytest.raises(ModelError, match=refused):  # before a rank starts
+            find_model(ServeConfig(model=str(folder), weights=choice, decode_tensor_parallel_size=2))
     check_weights(weight_source(folder, "float32", "float32", "cpu"), load_config(folder), members=2)
     Group(folder, 2, weights="float32", batch_invariant=True)
 
