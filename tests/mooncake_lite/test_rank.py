@@ -26,7 +26,9 @@ def test_a_rank_refuses_what_the_user_asked_for_and_fails_for_any_other_reason(
     monkeypatch: pytest.MonkeyPatch, error: Exception, end: tuple[object, ...]
 ) -> None:
     ends: list[tuple[object, ...]] = []
-    process = SimpleNamespace(role="decode", place=SimpleNamespace(rank=2), fail=lambda *end: ends.append(end), on_signal=None)
+    process = SimpleNamespace(
+        place=SimpleNamespace(rank=2), fail=lambda *end: ends.append(end), on_signal=None, role="decode"
+    )
 
     def play(process: object) -> int:
         raise error

@@ -15,8 +15,8 @@ from kernels_numba.matmul.linear_layers import dequantize_v0
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.engine import Engine
 from mooncake_lite.errors import ModelError
-from mooncake_lite.messages import Sampling
 from mooncake_lite.launch.preflight import find_model
+from mooncake_lite.messages import Sampling
 from mooncake_lite.model.config import load_config
 from mooncake_lite.model.forward import load_model
 from mooncake_lite.model.resolve import pull
