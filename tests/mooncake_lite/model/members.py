@@ -15,7 +15,7 @@ from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.model.shares import shares_of
 
 T = TypeVar("T")
-LIMIT_S = 60.0
+LIMIT_S = 20.0
 
 
 class Meeting:
