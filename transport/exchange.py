@@ -30,9 +30,10 @@ LIMIT_S = 600.0
 TICK_S = 0.05
 """A member that waits calls `waits` this often."""
 
-SPIN_S = 5e-6
-"""A member looks for this long before it sleeps. To wake up takes 25 us where cores are idle, so members that
-come at the same time gain. To look longer would take the core from a member that computes."""
+SPINS_S = 5e-6, 200e-6
+"""A member looks for so long before it sleeps: the least, and the most. To wake up takes 25 us and more, so
+members that come nearly at the same time gain. After a longer wait, which says that others have the cores, it
+looks half as long the next time."""
 
 MPI_FIRST_BYTES, MPI_PIECE_BYTES = 16 * 2**10, 2**20
 """Over MPI: data in the first message of an exchange, which always has this size because nobody knows yet how
@@ -215,7 +216,7 @@ class SharedExchange(Exchange):
         lines = [heads.data[start:][: _HEADER.size] for start in range(0, heads.nbytes, _LINE_BYTES)]
         self._heads = lines[1::3], lines[2::3]
         self._buffers = [list(half) for half in rest[: 2 * count * piece].reshape(2, count, piece)]
-        self._put = self._counters.value(member)
+        self._put, self._spin_s = self._counters.value(member), SPINS_S[1]
 
     @classmethod
     def nbytes(cls, count: int, piece_bytes: int) -> int:
@@ -243,14 +244,17 @@ class SharedExchange(Exchange):
 
     def _await(self, other: int, before: int) -> None:
         """Wait while another member's counter is as before: shortly without the kernel, then asleep."""
-        awake_until_s = time.perf_counter() + SPIN_S
-        while time.perf_counter() < awake_until_s:
+        began_s = time.perf_counter()
+        while time.perf_counter() < began_s + self._spin_s:
             if self._counters.value(other) != before:
                 return
         for _ in self._looks(f"member {other}"):
             self._counters.wait(other, before, min(TICK_S, self._limit_s))
             if self._counters.value(other) != before:
-                return
+                break
+        least_s, most_s = SPINS_S
+        took_s = time.perf_counter() - began_s
+        self._spin_s = most_s if took_s < most_s else max(self._spin_s / 2, least_s)
 
 
 class MpiExchange(Exchange):
