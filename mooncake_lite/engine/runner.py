@@ -43,7 +43,7 @@ class Runner:
     part                 that it has of each block; None: all
     _moves               whether blocks are moved. Only then it has staging memory, transfers and flights
     _copying             half -> its group, and the checksums that the copying thread will return
-    _first, _of_slot     half -> number of its first block in its sequence; slot -> likewise of its block
+    _numbers, _of_slot   half -> numbers of the blocks that it reads in their sequence; slot -> of its block
     _leaving             half -> the end of a group that leaves by layers, from the same thread
     """
 
@@ -59,7 +59,7 @@ class Runner:
         self._part, self._computes, self._isolation = part, compute, Isolation(engine)
         self._copier = ThreadPoolExecutor(1, "copier")
         self._copying: dict[int, tuple[WriteGroup, Future[list[list[int]]]]] = {}
-        self._first, self._of_slot = dict[int, int](), dict[int, int]()
+        self._numbers, self._of_slot = dict[int, range](), dict[int, int]()
         self._leaving: dict[int, Future[TransferEnded]] = {}
         self._waited_s = 0.0  # for layers, in the pass under way
         self._moves = False
@@ -153,7 +153,7 @@ class Runner:
             if future.done():
                 del self._copying[half]
                 blocks, label = self._staging.half(half, len(group.places)), ("store KV", group.job[0])
-                places, own = self._own(group.first, group.places, blocks)
+                places, own = self._own(group.numbers, group.places, blocks)
                 self._halves.begin(half, "write", places, own, label, future.result())
         gone = [half for half, future in self._leaving.items() if future.done()]
         return [*self._halves.ended(), *(self._leaving.pop(half).result() for half in gone)]
@@ -167,14 +167,12 @@ class Runner:
         """Copy blocks within the rank and begin transfers. Returns checksums of `saves`."""
         staging, halves, puts = self._staging, self._halves, self._puts
         for read in step.reads:
-            self._first[read.half] = read.first
+            numbers = self._numbers[read.half] = range(read.first, read.first + len(read.places))
             half = staging.half(read.half, len(read.places))
-            halves.begin(
-                read.half, "read", *self._own(read.first, read.places, half), ("load KV", read.job[0])
-            )
+            halves.begin(read.half, "read", *self._own(numbers, read.places, half), ("load KV", read.job[0]))
         for land in step.lands:
             blocks = staging.half(land.half, land.count)
-            self._copy(self.engine.load_blocks, self._first[land.half], land.pages, blocks)
+            self._copy(self.engine.load_blocks, self._numbers[land.half], land.pages, blocks)
         for group in step.writes:
             if group.behind:
                 continue
@@ -182,7 +180,7 @@ class Runner:
         saved = []
         for save in step.saves:
             block, self._of_slot[save.slot] = staging.slot(save.slot), save.index
-            self._copy(self.engine.store_blocks, save.index, save.pages, block)
+            self._copy(self.engine.store_blocks, [save.index], save.pages, block)
             saved += self._sums(block)
         for put in step.puts:
             own = [n for n, slot in enumerate(put.slots) if self._owns(self._of_slot[slot])]
@@ -196,22 +194,28 @@ class Runner:
         Done by the copying thread, beside a forward pass that writes other pages.
         """
         blocks = self._staging.half(group.half, len(group.places))
-        self._copy(self.engine.store_blocks, group.first, group.pages, blocks)
+        self._copy(self.engine.store_blocks, group.numbers, group.pages, blocks)
         return self._sums(blocks)
 
     def _owns(self, block: int) -> bool:
         """Tell whether this rank has a part of a block. block: its number in its sequence."""
         return self._part is None or self._part.owns(block)
 
-    def _own(self, first: int, places: Seq[Any], blocks: np.ndarray) -> tuple[Seq[Any], Seq[np.ndarray]]:
-        """Return those of a group of blocks that this rank has a part of. first: number of the first one."""
-        own = [n for n in range(len(places)) if self._owns(first + n)]
+    def _own(
+        self, numbers: Seq[int], places: Seq[Any], blocks: np.ndarray
+    ) -> tuple[Seq[Any], Seq[np.ndarray]]:
+        """Return those of a group of blocks that this rank has a part of. numbers: in their sequence."""
+        if self._part is None:
+            return places, list(blocks)
+        own = [n for n, number in enumerate(numbers) if self._owns(number)]
         return [places[n] for n in own], [blocks[n] for n in own]
 
-    def _copy(self, copy: Callable[..., None], first: int, pages: Seq[int], blocks: np.ndarray) -> None:
+    def _copy(
+        self, copy: Callable[..., None], numbers: Seq[int], pages: Seq[int], blocks: np.ndarray
+    ) -> None:
         """Copy a group of blocks between pages and staging memory, all at once if this rank has them all."""
-        own = [n for n in range(len(blocks)) if self._owns(first + n)]
-        if len(own) == len(blocks):
+        own = [n for n, number in enumerate(numbers) if self._owns(number)]
+        if self._part is None or len(own) == len(blocks):
             copy(pages, blocks)
             return
         size = self._staging.layout.block_tokens // PAGE_TOKENS

@@ -40,7 +40,7 @@ def orders_of(step: Step) -> list[MemberStep]:
         [MemberMove(one.half, len(one.places), list(one.places), [], one.first) for one in step.reads],
         [MemberMove(one.half, one.count, [], list(one.pages)) for one in step.lands],
         [
-            MemberMove(one.half, len(one.places), list(one.places), list(one.pages), one.first)
+            MemberMove(one.half, len(one.places), list(one.places), list(one.pages), 0, list(one.numbers))
             for one in step.writes
         ],
         [MemberMove(one.slot, 1, [], list(one.pages), one.index) for one in step.saves],
@@ -89,7 +89,8 @@ def step_of(order: MemberStep, now: float) -> Step:
         reads=tuple(ReadGroup(one.number, one.places, NO_JOB, one.first) for one in order.reads),
         lands=tuple(LandGroup(one.number, one.count, one.pages, NO_JOB) for one in order.lands),
         writes=tuple(
-            WriteGroup(one.number, one.pages, one.places, NO_JOB, one.first) for one in order.writes
+            WriteGroup(one.number, one.pages, one.places, NO_JOB, 0, numbers=one.numbers)
+            for one in order.writes
         ),
         saves=tuple(SaveBlock(NO_JOB, one.first, (), 0, None, one.pages, one.number) for one in order.saves),
         puts=tuple(WritePut(one.number, one.pages, one.places) for one in order.puts),

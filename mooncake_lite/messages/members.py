@@ -21,7 +21,8 @@ class MemberMove(Plain, frozen=True):
     count    of blocks
     places   of whole blocks, none of a LandGroup and a SaveBlock
     pages    none of a ReadGroup; of a WritePut the slots
-    first    number of the first block in its sequence, of those that come from pages or go there
+    first    of a ReadGroup and a SaveBlock: number of the first block in its sequence
+    numbers  of a WriteGroup: those of all blocks
     """
 
     number: int
@@ -29,6 +30,7 @@ class MemberMove(Plain, frozen=True):
     places: list[BlockRef]
     pages: list[int]
     first: int = 0
+    numbers: list[int] = []
 
 
 class MemberChunk(Plain, frozen=True):

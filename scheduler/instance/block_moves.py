@@ -22,8 +22,9 @@ def next_writes(state: State, tasks: Iterable[Task], free_halves: list[int]) -> 
         while free_halves and begin < ready and not task.problem:
             group = task.out[begin : min(ready, begin + state.staging.half_blocks)]
             pages = [page for number, _ in group for page in state.block_pages(task, number, 1)]
-            places = [place for _, place in group]
-            groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin))
+            numbers, places = zip(*group)
+            half = free_halves.pop(0)
+            groups.append(WriteGroup(half, pages, list(places), task.id, begin, numbers=numbers))
             begin += len(group)
     return groups
 

@@ -86,7 +86,9 @@ class WriteGroup(msgspec.Struct, frozen=True):
 
     Nothing changes in these pages until the transfer has ended.
 
+    first    number of the first block within Task.out
     behind   the pass of this step fills the blocks: each layer leaves once it is computed
+    numbers  of the blocks in their sequence: of a swap, some may be missing, which the pool has
     """
 
     half: int
@@ -95,6 +97,7 @@ class WriteGroup(msgspec.Struct, frozen=True):
     job: JobId
     first: int
     behind: bool = False
+    numbers: Seq[int] = ()
 
 
 class SaveBlock(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,16 +45,18 @@ from scheduler.instance import (
     on,
 )
 from scheduler.instance import outcomes as out
+from scheduler.instance.dealt_pages import DealtPages
 from scheduler.instance.drafts import accepted
 from scheduler.instance.sequence import Sequence as TokenSequence
 from scheduler.instance.state import Preemption
 from scheduler.instance.step import NO_TOKEN
 from scheduler.instance.task import NewDrafter
 from store.keys import next_key
-from store.layout import BlockLayout
+from store.layout import BlockLayout, check_of
 from store.objects import BlockRef
 from tests.mooncake_lite.engine.byte_pool import BytePool
 from tests.mooncake_lite.engine.exact import Case
+from tests.mooncake_lite.engine.lockstep import Lockstep
 from tests.mooncake_lite.engine.stages import StagedRunner, stage_models
 
 BOTH = frozenset({PREFILL, DECODE})
@@ -61,6 +64,8 @@ SALT = b"salt"
 CONTEXT = 512
 STAGED = 12
 """Blocks that fit into a rank's staging memory."""
+UNIT = 256
+"""Tokens of a unit, in which members deal out the KV of a sequence."""
 
 Branch = tuple[str, int]
 """(name of the request, number of its answer)."""
@@ -101,12 +106,24 @@ class Rank:
         pool: BytePool | None,
         preemption: Preemption,
         stages: int = 1,
+        members: int = 1,
+        turns: int = 1,
+        folder: Path | None = None,
     ) -> None:
         self.model = HeardModel(model)
         engine = Engine(self.model, num_pages, BLOCK_TOKENS)  # type: ignore[arg-type]
         pages, staging = Pages(num_pages, PAGE_TOKENS), Staging(0, 0)
-        self.runner: Runner | StagedRunner = Runner(engine)
-        if stages > 1:
+        self.runner: Runner | StagedRunner | Lockstep = Runner(engine)
+        if members * turns > 1:
+            assert pool is not None
+            assert folder is not None
+            sizes: Any = {"members": members, "turns": turns, "unit": UNIT, "wrap": self._wrap}
+            sizes["batch_invariant"] = model.batch_invariant
+            self.runner = Lockstep(folder, num_pages, BLOCK_TOKENS, pool, STAGED, **sizes)
+            staging = Staging(self.runner.blocks.half_blocks, self.runner.blocks.num_slots)
+            if turns > 1:
+                pages = DealtPages(num_pages, PAGE_TOKENS, UNIT, turns)
+        elif stages > 1:
             assert pool is not None
             *models, last = stage_models(model, stages)
             self.model = HeardModel(last)
@@ -124,12 +141,19 @@ class Rank:
             preemption=preemption,
         )  # fmt: skip
 
+    def _wrap(self, model: Model) -> HeardModel:
+        self.model = HeardModel(model)
+        return self.model
+
 
 class OneRank:
     """All ranks of one test, and their requests. `state` is that of the one that decodes.
 
+    num_pages  of each rank, or of the one that prefills and of the one that decodes
     split      one rank prefills, another decodes; needs a pool
     stages     ranks of a pipeline that prefills in place of the one rank, if limits.late
+    members    of each rank, the one that decodes last: it is an instance of so many, of the model in `folder`
+    turns      members with all heads that hold the KV of decoded sequences together
     pool       where blocks go; None: nowhere
     reuses     whether blocks in the pool are reused by other requests
 
@@ -144,7 +168,7 @@ class OneRank:
     def __init__(
         self,
         model: Model,
-        num_pages: int,
+        num_pages: int | Sequence[int],
         limits: Limits,
         sharing: str = "off",
         *,
@@ -154,18 +178,33 @@ class OneRank:
         preemption: Preemption = "recompute",
         keep_logits: bool = False,
         stages: int = 1,
+        members: Sequence[int] = (1, 1),
+        turns: int = 1,
+        folder: Path | None = None,
         new_drafter: NewDrafter | None = None,
     ) -> None:
         duties = [frozenset({PREFILL}), frozenset({DECODE})] if split else [BOTH]
+        pages = [num_pages] * len(duties) if isinstance(num_pages, int) else num_pages
         self.ranks = [
             Rank(
-                model, some, num_pages, limits, sharing, pool, preemption, stages if DECODE not in some else 1
+                model,
+                some,
+                has,
+                limits,
+                "off" if turns > 1 and decodes else sharing,
+                pool,
+                preemption,
+                1 if decodes else stages,
+                size,
+                turns if decodes else 1,
+                folder,
             )
-            for some in duties
+            for some, has, size in zip(duties, pages, members[-len(duties) :], strict=True)
+            for decodes in [DECODE in some]
         ]
         if new_drafter is not None:
             self.draft_with(new_drafter)
-        self.split, self.pool, self.reuses = split, pool, reuses
+        self.split, self.pool, self.reuses, self.context = split, pool, reuses, model.config.max_position
         self.jobs: dict[str, Job] = {}
         self.answers: dict[Branch, list[int]] = defaultdict(list)
         self.ended: dict[Branch, str] = {}
@@ -198,8 +237,8 @@ class OneRank:
     ) -> None:
         """Let a request arrive; with `answered`, the prompt ends with so many tokens of its answer."""
         job = Job(
-            name, 0, BOTH, list(prompt), answered, max_tokens, CONTEXT, frozenset(), sampling, n, branch,
-            salt=SALT,
+            name, 0, BOTH, list(prompt), answered, max_tokens, self.context, frozenset(), sampling, n,
+            branch, salt=SALT,
         )  # fmt: skip
         self.jobs[name] = job
         self._prefill(job)
@@ -251,6 +290,12 @@ class OneRank:
         """Work until nothing is left."""
         while self.busy:
             self.step()
+
+    def close(self) -> None:
+        """End the threads of members."""
+        for rank in self.ranks:
+            if isinstance(rank.runner, Lockstep):
+                rank.runner.close()
 
     def assert_at_rest(self) -> None:
         """Assert that every page is free or idle, and that every branch ended once."""
@@ -352,6 +397,7 @@ class OneRank:
     def _decode(self, done: out.Prefilled) -> None:
         """Send what a prefill rank has computed to the rank that decodes."""
         job = self._prefilling.pop(done.job._replace(branch=0))
+        job = replace(job, store=_checked(job.store, done.checksums))
         if self.reuses:
             self.pool.publish(_keys(job.token_ids)[len(job.load) :], job.store)
         going = []
@@ -380,6 +426,8 @@ class OneRank:
             self._prefill(job)
             return
         load = self.pool.swaps.pop(preempted.job)
+        written = len(load) - len(preempted.checksums)
+        load = [*load[:written], *_checked(load[written:], preempted.checksums)]
         self._send(self.ranks[-1], replace(job, duties=frozenset({DECODE}), load=load))
 
     def _place(self, rank: Rank, said: out.Saved | out.PutFinished | out.SwapWanted) -> None:
@@ -387,12 +435,13 @@ class OneRank:
         pool = self.pool
         if isinstance(said, out.PutFinished):
             assert not said.problem
-            pool.publish(pool.offers.pop((id(rank), said.put)), said.places)
+            places = _checked(said.places, said.checksums)
+            pool.publish(pool.offers.pop((id(rank), said.put)), places)
         elif isinstance(said, out.Saved):
             new = [block.key not in pool.keys for block in said.blocks]
-            places = [pool.new_place() if wanted else None for wanted in new]
+            granted = [pool.new_place() if wanted else None for wanted in new]
             pool.offers[id(rank), said.put] = [block.key for block, wanted in zip(said.blocks, new) if wanted]
-            self._on(rank, Granted(said.put, places))
+            self._on(rank, Granted(said.put, granted))
         else:
             has: list[BlockRef] = pool.leading(said.keys)
             count = -(-len(said.token_ids) // BLOCK_TOKENS)
@@ -430,6 +479,11 @@ def go_on(model: Model, cases: Sequence[Case]) -> list[tuple[int, ...]]:
 
 def _branch_of(job: JobId) -> Branch:
     return job.request_id.partition("#")[0], job.branch
+
+
+def _checked(places: Sequence[BlockRef], sums: Sequence[list[int]]) -> list[BlockRef]:
+    """Have places compared with the checksums of what was put there whenever they are read."""
+    return [replace(ref, check=check_of(some)) for ref, some in zip(places, sums, strict=True)]
 
 
 def _keys(token_ids: Sequence[int]) -> list[int]:
