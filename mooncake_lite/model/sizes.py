@@ -12,7 +12,7 @@ from mooncake_lite.config.serve import PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ITEMSIZE, ModelConfig
 from mooncake_lite.model.shares import PIECE_TOKENS, Share, shares_of, whole
-from scheduler.instance.dealt_pages import pages_of_rows
+from scheduler.instance.dealt_pages import pages_of_rows, tokens_of_rows
 from store.allocator import padded_size
 from store.errors import LayoutError
 from store.layout import BlockLayout
@@ -118,8 +118,8 @@ def context_length(config: ServeConfig, model: ModelConfig) -> int:
     """Tokens of prompt and answer together.
 
     Raises ConfigError when --max-model-len is beyond the model's context, when a KV cache or the memory
-    between prefill and decode cannot hold one such request, when ranks lend less than one block, or when an
-    instance has more ranks than the model has layers or KV heads for.
+    between prefill and decode cannot hold one such request, when ranks lend less than one block, or when a
+    pipeline has more stages than the model has layers; ModelError for more members than it has KV heads.
     """
     stages = config.pipeline_parallel_size
     if stages > model.layers:
@@ -149,9 +149,10 @@ def _check_pages(config: ServeConfig, model: ModelConfig, share: Share, length: 
             f"decode_context_parallel_size={turns}: layers of this model look at their newest tokens alone, "
             "which are few; leave it out"
         )
-    pages = pages_of_rows(length, PAGE_TOKENS, unit_tokens(config), turns)
+    rows = PAGE_TOKENS, unit_tokens(config), turns
+    pages = pages_of_rows(length, *rows)
     if config.kv_cache_bytes // page < pages:
-        tokens = config.kv_cache_bytes // page * PAGE_TOKENS * turns
+        tokens = tokens_of_rows(config.kv_cache_bytes // page, *rows)
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes} holds {tokens} tokens, max_model_len is {length}; "
             f"raise kv_cache_bytes to {pages * page} or lower max_model_len"

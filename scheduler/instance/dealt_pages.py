@@ -25,6 +25,12 @@ def pages_of_rows(num_tokens: int, page_tokens: int, unit_tokens: int, turns: in
     return rows * (unit_tokens // page_tokens) + pages_for(min(rest, unit_tokens), page_tokens)
 
 
+def tokens_of_rows(pages: int, page_tokens: int, unit_tokens: int, turns: int) -> int:
+    """Return the number of tokens whose KV so many pages of each member hold: the reverse of pages_of_rows."""
+    rows, rest = divmod(pages, unit_tokens // page_tokens)
+    return rows * unit_tokens * turns + rest * page_tokens
+
+
 def place_in_rows(token: int, page_tokens: int, unit_tokens: int, turns: int) -> tuple[int, int]:
     """Return the member that has a token, and which of the sequence's pages holds it there."""
     row, rest = divmod(token, unit_tokens * turns)
