@@ -57,6 +57,7 @@ class ModelRunner:
         self.pages: list[Block] = [[None] * PAGE for _ in range(num_pages)]
         self.halves: list[list[Block]] = [[list(GARBAGE) for _ in range(half_blocks)] for _ in range(2)]
         self.slots: list[Block] = [list(GARBAGE) for _ in range(num_slots)]
+        self.first: dict[int, int] = {}  # half -> number of the first block that it has read
         self.flying_halves: dict[int, Any] = {}
         self.flying_puts: dict[int, Any] = {}
         self.ends, self.breaks, self.late = ends, breaks, late
@@ -73,13 +74,14 @@ class ModelRunner:
             assert read.half not in self.flying_halves, "a half in flight is used again"
             self.halves[read.half] = [list(GARBAGE) for _ in self.halves[read.half]]
             self.flying_halves[read.half] = read
+            self.first[read.half] = read.first
         for half, until in enumerate(self.late_until):
             if step.now < until:
                 self.halves[half] = [list(GARBAGE) for _ in self.halves[half]]
         for land in step.lands:
             assert land.half not in self.flying_halves, "a half in flight is read"
             for number, pages in enumerate(_by_block(land.pages, land.count)):
-                self._scatter(pages, self.halves[land.half][number])
+                self._scatter(pages, self.halves[land.half][number], self.first[land.half] + number)
         for write in step.writes:
             assert write.half not in self.flying_halves, "a half in flight is used again"
             self.flying_halves[write.half] = write
@@ -87,12 +89,12 @@ class ModelRunner:
                 self._copy_out(write)
         saved = []
         for save in step.saves:
-            self.slots[save.slot] = self._gather(save.pages)
+            self.slots[save.slot] = self._gather(save.pages, save.index)
             saved.append(tuple(self.slots[save.slot]))
         self.flying_puts |= {put.put: put for put in step.puts}
         for growth in step.grow:
             if growth.copies is not None:
-                self.pages[growth.pages[0]] = list(self.pages[growth.copies])
+                self._copy(growth.copies, growth.pages[0])
         if step.ahead is not None and (problem := self._come_in(step)):
             return Result(step, (), saved, *self._poll(step.now), 0.5, lost=problem)
         tokens, scores, faults = [], [], []
@@ -118,7 +120,9 @@ class ModelRunner:
 
     def _copy_out(self, write: WriteGroup) -> None:
         """Copy a group into its half; of one that moves by layers, more blocks than fit at once."""
-        blocks = [self._gather(pages) for pages in _by_block(write.pages, len(write.places))]
+        groups = _by_block(write.pages, len(write.places))
+        numbers = write.numbers or range(len(groups))
+        blocks = [self._gather(pages, number) for pages, number in zip(groups, numbers)]
         self.halves[write.half] = blocks + self.halves[write.half][len(blocks) :]
 
     def _come_in(self, step: Step) -> TransferEnded | None:
@@ -132,7 +136,7 @@ class ModelRunner:
                 self.late_until[half] = step.now + LATE_S
             return TransferEnded(0, problem, late)
         for pages, place in zip(_by_block(load.pages, len(load.places)), load.places):
-            self._scatter(pages, list(self.pool[place]))
+            self._scatter(pages, list(self.pool[place]), 0)
         return None
 
     def _compute(self, chunk: Chunk) -> list[int]:
@@ -144,7 +148,7 @@ class ModelRunner:
         values = []
         for position, token in enumerate(chunk.token_ids, chunk.start):
             value = hash((value, token))
-            self.pages[chunk.pages[position // PAGE]][position % PAGE] = value
+            self._put(chunk.pages, position, value)
             values.append(value)
         drawn_after = [value] * len(chunk.draws) if chunk.prompt else values
         return [choose(after, draw.branch) for after, draw in zip(drawn_after, chunk.draws, strict=True)]
@@ -152,7 +156,7 @@ class ModelRunner:
     def _spoil(self, chunk: Chunk) -> None:
         """Leave wrong KV of a chunk's tokens."""
         for position in range(chunk.start, chunk.end):
-            self.pages[chunk.pages[position // PAGE]][position % PAGE] = -7
+            self._put(chunk.pages, position, -7)
 
     def _score(self, chunk: Chunk) -> list[tuple[int | None, int]]:
         """(KV value of the token before it, token) of each target."""
@@ -162,13 +166,24 @@ class ModelRunner:
     def _at(self, pages: Sequence[int], position: int) -> int | None:
         return self.pages[pages[position // PAGE]][position % PAGE]
 
-    def _gather(self, pages: Sequence[int]) -> Block:
-        values = [value for page in pages for value in self.pages[page]]
+    def _put(self, pages: Sequence[int], position: int, value: int) -> None:
+        self.pages[pages[position // PAGE]][position % PAGE] = value
+
+    def _copy(self, source: int, target: int) -> None:
+        self.pages[target] = list(self.pages[source])
+
+    def _gather(self, pages: Sequence[int], number: int) -> Block:
+        """The block of this number in its sequence, out of its pages."""
+        values = [value for page in pages for value in self._pages_of(number)[page]]
         return values + [None] * (BLOCK - len(values))
 
-    def _scatter(self, pages: Sequence[int], block: Block) -> None:
-        for number, page in enumerate(pages):
-            self.pages[page] = block[number * PAGE : (number + 1) * PAGE]
+    def _scatter(self, pages: Sequence[int], block: Block, number: int) -> None:
+        for index, page in enumerate(pages):
+            self._pages_of(number)[page] = block[index * PAGE : (index + 1) * PAGE]
+
+    def _pages_of(self, number: int) -> list[Block]:
+        """The pages of the member that has the block of this number: of the only one."""
+        return self.pages
 
     def _poll(self, now: float) -> tuple[list[TransferEnded], list[TransferEnded]]:
         halves = []
@@ -201,6 +216,41 @@ class ModelRunner:
         written = blocks[: len(group.places)]
         sums = [tuple(block) for block in written] if isinstance(group, WriteGroup) else ()
         return TransferEnded(number, sums=sums)
+
+
+class DealtRunner(ModelRunner):
+    """Members that have the KV of each sequence together: unit u is in pages of member u % turns.
+
+    unit     tokens of a unit, whole blocks
+    copies   of pages, so far
+    """
+
+    def __init__(self, *sizes: Any, unit: int, turns: int, **runner: Any) -> None:
+        super().__init__(*sizes, **runner)
+        self.unit, self.copies = unit, 0
+        self.members = [[list(page) for page in self.pages] for _ in range(turns)]
+
+    def _place(self, position: int) -> tuple[list[Block], int]:
+        """The pages of a token's member, and which of the tokens of the sequence there it is."""
+        unit, within = divmod(position, self.unit)
+        turns = len(self.members)
+        return self.members[unit % turns], unit // turns * self.unit + within
+
+    def _at(self, pages: Sequence[int], position: int) -> int | None:
+        own, at = self._place(position)
+        return own[pages[at // PAGE]][at % PAGE]
+
+    def _put(self, pages: Sequence[int], position: int, value: int) -> None:
+        own, at = self._place(position)
+        own[pages[at // PAGE]][at % PAGE] = value
+
+    def _copy(self, source: int, target: int) -> None:
+        self.copies += 1
+        for own in self.members:
+            own[target] = list(own[source])
+
+    def _pages_of(self, number: int) -> list[Block]:
+        return self._place(number * BLOCK)[0]
 
 
 def _by_block(pages: Sequence[int], count: int) -> list[Sequence[int]]:

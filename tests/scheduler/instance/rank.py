@@ -22,8 +22,9 @@ from scheduler.instance import (
     next_step,
     on,
 )
+from scheduler.instance.dealt_pages import DealtPages
 from scheduler.instance.outcomes import Ended, Failed, Outcome, Preempted, Prefilled, Swapped, Token
-from tests.scheduler.instance.model_runner import BLOCK, PAGE, ModelRunner
+from tests.scheduler.instance.model_runner import BLOCK, PAGE, DealtRunner, ModelRunner
 
 
 def key_after(salt: Any, last_key: int | None, tokens: Sequence[int]) -> int:
@@ -34,6 +35,7 @@ def key_after(salt: Any, last_key: int | None, tokens: Sequence[int]) -> int:
 class Rank:
     """One rank of a test. Time passes by 1 s per step.
 
+    dealt   (tokens of a unit, turns): members have the KV of each sequence together
     said    all outcomes so far
     """
 
@@ -47,17 +49,21 @@ class Rank:
         sharing: str = "off",
         preemption: Preemption = "recompute",
         pool: dict[Any, Any] | None = None,
+        dealt: tuple[int, int] | None = None,
         **runner: Any,
     ) -> None:
         self.pool: dict[Any, Any] = {} if pool is None else pool
         staging = Staging(half_blocks, num_slots)
-        pages = Pages(num_pages, PAGE)
+        pages = Pages(num_pages, PAGE) if dealt is None else DealtPages(num_pages, PAGE, *dealt)
         prefix = new_prefix_cache(sharing, pages, BLOCK)
         self.state = State(
             frozenset(duties), pages, staging, BLOCK, limits, next_key=key_after, prefix=prefix,
             preemption=preemption,
         )  # fmt: skip
-        self.runner = ModelRunner(self.pool, num_pages, half_blocks, num_slots, **runner)
+        sizes = self.pool, num_pages, half_blocks, num_slots
+        self.runner = ModelRunner(*sizes, **runner)
+        if dealt is not None:
+            self.runner = DealtRunner(*sizes, unit=dealt[0], turns=dealt[1], **runner)
         self.now = 0.0
         self.said: list[Outcome] = []
 
