@@ -26,7 +26,7 @@ def pages_of_rows(num_tokens: int, page_tokens: int, unit_tokens: int, turns: in
 
 
 def tokens_of_rows(pages: int, page_tokens: int, unit_tokens: int, turns: int) -> int:
-    """Return the number of tokens whose KV so many pages of each member hold: the reverse of pages_of_rows."""
+    """Return the number of tokens whose KV so many pages of each member hold."""
     rows, rest = divmod(pages, unit_tokens // page_tokens)
     return rows * unit_tokens * turns + rest * page_tokens
 
