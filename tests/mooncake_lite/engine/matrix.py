@@ -16,7 +16,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "preemption": ("recompute", "swap"),
     "sharing": ("off", "hash", "radix"),
     "sampling": ("greedy", "sampled", "nucleus", "n=3"),
-    "moves": ("blocks", "layers", "stages"),
+    "moves": ("blocks", "layers", "stages", "heads", "turns"),
     "drafts": ("off", "on"),
 }
 """The values of each dimension.
@@ -29,7 +29,8 @@ preemption   what happens to a sequence when pages run out
 sharing      how a rank shares pages between prompts
 sampling     how tokens are chosen
 moves        KV goes to and from the pool by whole blocks, or by layers beside the passes, or each stage of a
-             pipeline moves its layers
+             pipeline moves its layers, each of two tensor parallel members its heads, or each of two context
+             parallel decode ranks the blocks that it has
 drafts       the running batch computes drafts beside its tokens, most of them right
 """
 
@@ -60,8 +61,10 @@ class Cell:
         """Tell whether such a cluster exists: blocks and swapped KV need a pool, pages need sharing."""
         if self.mode == "split" and (self.source in ("DRAM", "HDF5") or self.preemption == "swap"):
             return False
-        if self.moves != "blocks" and self.mode == "colocated":
+        if self.moves in ("layers", "stages") and self.mode == "colocated":
             return False  # its ranks decode: they would wait
+        if self.moves == "turns" and (self.mode == "colocated" or self.drafts == "on"):
+            return False  # ranks that deal out contexts compute one token of a sequence at a time
         if self.moves == "stages" and self.chunk == "whole":
             return False
         return self.source != "rank" or self.sharing != "off"

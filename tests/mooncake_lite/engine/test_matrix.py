@@ -29,6 +29,8 @@ FEWER_WITH_DRAFTS = 10
 REQUESTS = 8
 PREFIX = 2 * BLOCK_TOKENS
 """Tokens that each two prompts share."""
+LONGER = 3 * BLOCK_TOKENS
+"""The same where contexts are dealt out: answers go on into the second unit, and take new pages before."""
 
 SAMPLINGS = {
     "greedy": Sampling(0.0),
@@ -47,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", some, ids=lambda cell: cell.name)
 
 
-def ranks(cell: Cell, model: Model) -> OneRank:
+def ranks(cell: Cell, model: Model, folder: Path) -> OneRank:
     config = model.config
     block_nbytes = config.layers * 2 * config.kv_heads * BLOCK_TOKENS * config.head_dim * 4
     whole, tokens = cell.chunk == "whole", 256 if cell.chunk == "whole" else int(cell.chunk)
@@ -65,20 +67,28 @@ def ranks(cell: Cell, model: Model) -> OneRank:
         ),
         cell.sharing,
         split=cell.mode != "colocated",
-        pool=BytePool(block_nbytes) if cell.mode != "colocated" or needs_pool(cell) else None,
+        pool=BytePool(block_nbytes) if needs_pool(cell) else None,
         reuses=cell.source == "DRAM",
         preemption="swap" if cell.preemption == "swap" else "recompute",
         stages=2 if cell.moves == "stages" else 1,
+        members=(2, 2) if cell.moves == "heads" else (1, 1),
+        turns=2 if cell.moves == "turns" else 1,
+        folder=folder,
     )
 
 
 def needs_pool(cell: Cell) -> bool:
-    return cell.source == "DRAM" or cell.preemption == "swap"
+    return (
+        cell.mode != "colocated"
+        or cell.source == "DRAM"
+        or cell.preemption == "swap"
+        or cell.moves == "heads"
+    )
 
 
-def prompts(chosen: random.Random, vocabulary: int) -> list[list[int]]:
-    """Pairs that share their first PREFIX tokens, of up to 60 tokens more."""
-    bodies = [[chosen.randrange(3, vocabulary) for _ in range(PREFIX)] for _ in range(REQUESTS // 2)]
+def prompts(chosen: random.Random, vocabulary: int, prefix: int) -> list[list[int]]:
+    """Pairs that share their first tokens, `prefix` of them, of up to 60 tokens more."""
+    bodies = [[chosen.randrange(3, vocabulary) for _ in range(prefix)] for _ in range(REQUESTS // 2)]
     ends = [chosen.choice([1, 15, 16, 17, 60]) for _ in range(REQUESTS)]
     return [
         [*bodies[i // 2], *(chosen.randrange(3, vocabulary) for _ in range(end))]
@@ -101,12 +111,14 @@ def test_an_answer_is_the_oracles_in(
     cell: Cell, model: Model, oracle_and_folder: tuple[Any, Path], soak: int
 ) -> None:
     chosen = a_random(soak)
-    rank, asked = ranks(cell, model), prompts(chosen, model.config.vocab_size)
+    prefix = LONGER if cell.moves == "turns" else PREFIX
+    asked = prompts(chosen, model.config.vocab_size, prefix)
+    rank = ranks(cell, model, oracle_and_folder[1])
     if cell.source == "none":
-        asked = [prompt[number % 2 * PREFIX :] for number, prompt in enumerate(asked)]
+        asked = [prompt[number % 2 * prefix :] for number, prompt in enumerate(asked)]
     else:
         for number in range(0, REQUESTS, 2):
-            rank.ask(f"before {number}", asked[number][: PREFIX + 1], Sampling(0.0), 2)
+            rank.ask(f"before {number}", asked[number][: prefix + 1], Sampling(0.0), 2)
             rank.settle()
         if cell.source == "DRAM":
             rank.forget()
@@ -119,6 +131,7 @@ def test_an_answer_is_the_oracles_in(
         rank.ask(str(number), prompt, SAMPLINGS[cell.sampling], lengths[number], n)
     rank.settle()
     rank.assert_at_rest()
+    rank.close()
     assert bool(rank.seen["accepted"]) == (cell.drafts == "on")
     kinds = {"rank": "shared", "DRAM": "blocks read", "recompute": "preempted", "swap": "swapped"}
     if cell.moves == "layers":
