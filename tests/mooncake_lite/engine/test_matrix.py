@@ -24,6 +24,8 @@ from tests.mooncake_lite.engine.matrix import CHOSEN, DIMENSIONS, IN_PROCESS, Ce
 from tests.mooncake_lite.engine.one_rank import Branch, Knows, OneRank, go_on
 
 NUM_PAGES = 40
+DEALT_PAGES = 30
+"""The same of each of two members that hold contexts together."""
 FEWER_WITH_DRAFTS = 10
 """Sequences with drafts end sooner: pages have to run out all the same."""
 REQUESTS = 8
@@ -53,9 +55,10 @@ def ranks(cell: Cell, model: Model, folder: Path) -> OneRank:
     config = model.config
     block_nbytes = config.layers * 2 * config.kv_heads * BLOCK_TOKENS * config.head_dim * 4
     whole, tokens = cell.chunk == "whole", 256 if cell.chunk == "whole" else int(cell.chunk)
+    num_pages = NUM_PAGES - FEWER_WITH_DRAFTS * (cell.drafts == "on")
     return OneRank(
         model,
-        NUM_PAGES - FEWER_WITH_DRAFTS * (cell.drafts == "on"),
+        (num_pages, DEALT_PAGES) if cell.moves == "turns" else num_pages,
         Limits(
             tokens,
             sequences=12,
