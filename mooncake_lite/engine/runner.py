@@ -132,8 +132,8 @@ class Runner:
 
     @property
     def is_moving(self) -> bool:
-        """Tell whether blocks of a half are on their way."""
-        return self._moves and (bool(self._copying) or self._halves.flying)
+        """Tell whether blocks of a half or of a put are on their way."""
+        return self._moves and (bool(self._copying) or self._halves.flying or self._puts.flying)
 
     def close(self) -> None:
         """End the copying thread, before the staging memory goes."""

@@ -119,6 +119,21 @@ def test_halves_and_slots_are_all_of_the_staging_and_do_not_overlap() -> None:
     assert (staging.blocks == 1).all()
 
 
+def test_a_rank_moves_until_blocks_of_halves_and_puts_are_there() -> None:
+    """A rank that follows another one has no other reason to look for the end of a put."""
+    rank = Rank()
+    assert not rank.runner.is_moving
+    save = SaveBlock(("a", 0), 0, (1,), 11, None, (6,), 2)
+    put = WritePut(9, (2,), refs(1))
+    for begins in (Step(0.0, reads=(read(1),)), Step(0.0, saves=(save,), puts=(put,))):
+        rank.runner.run(begins)
+        assert rank.runner.is_moving
+        rank.transfers.batches[-1].over = True
+        assert rank.runner.is_moving, "its end has not been told"
+        rank.runner.run(Step(1.0))
+        assert not rank.runner.is_moving
+
+
 def test_a_transfer_begins_in_one_step_and_ends_in_another() -> None:
     rank = Rank()
     assert rank.runner.run(Step(0.0, reads=(read(1),))).halves == []

@@ -112,6 +112,7 @@ def test_a_member_ends_after_the_grace_when_the_first_one_does_not_dismiss_it(
 
     def look(wait_s: float) -> list[Any]:
         looked.append(clock.now - 1000.0)
+        assert len(looked) < 100, "it goes on for ever"
         clock.now += 0.5
         return []
 
@@ -127,6 +128,7 @@ def test_a_member_ends_when_the_conductor_is_gone(monkeypatch: pytest.MonkeyPatc
 
     def look(wait_s: float) -> list[Any]:
         member.conductor.signs.silence_s += 1.0
+        assert member.conductor.signs.silence_s < 100, "it goes on for ever"
         return []
 
     member.peers._receive = look
@@ -152,6 +154,9 @@ def test_a_member_in_a_wait_hears_of_lost_ranks_and_of_the_end(monkeypatch: pyte
     member = Member(conductor)
     member.watch()
     assert (member.marked, member.link.stop) == ([(5, "died")], STOP)
+    conductor.signs.silence_s = DEAD_AFTER_S + 1
+    assert member.watch.is_over, "nobody is left that could wait for it"
+    conductor.signs.silence_s = 0.0
     clock.now += STOP.grace_s + PATIENCE_S
     member.watch()
     clock.now += 0.1
@@ -202,7 +207,7 @@ def test_a_wait_for_a_member_that_does_not_come_ends_when_the_conductor_is_gone(
         except MemberLost as error:
             failed.append(error)
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert asked.wait(30), "it does not look while it waits"
     assert thread.is_alive(), "the conductor is there"
@@ -230,13 +235,15 @@ def test_an_exchange_lies_at_the_end_of_the_first_ranks_segment() -> None:
     world: Any = SimpleNamespace(node_of=[0, 0, 0, 0, 0])
     transfers: Any = SimpleNamespace(mapped=map_)
     both: list[Any] = []
+    asked = threading.Event()
     for number in range(2):
         links: Any = SimpleNamespace(ranks=[3, 4], number=number)
-        both.append(exchange_of(links, config, world, transfers, lambda: None))  # type: ignore[arg-type]
+        both.append(exchange_of(links, config, world, transfers, asked.set))  # type: ignore[arg-type]
     assert mapped == [3, 3]
     assert [(one.member, one.count) for one in both] == [(0, 2), (1, 2)]
-    other = threading.Thread(target=both[1].gather, args=(np.arange(3, dtype=np.float32),))
+    other = threading.Thread(target=both[1].gather, args=(np.arange(3, dtype=np.float32),), daemon=True)
     other.start()
+    assert asked.wait(30), "a member that waits asks its watch"
     found = both[0].gather(np.arange(2, dtype=np.float32) + 5)
     other.join(30)
     assert [one.tolist() for one in found] == [[5, 6], [0, 1, 2]]
