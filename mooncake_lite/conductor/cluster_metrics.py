@@ -42,6 +42,7 @@ HELP = {
     "requests_by_stage": "Open requests by the stage of their life",
     "prefill_requests_waiting": "Requests in the queue of a prefill rank",
     "prefill_requests_running": "Requests that occupy a prefill slot of a rank",
+    "rank_up": "1 while a rank works, 0 before it has joined and once it is lost; first: of its instance",
 }
 
 
@@ -80,6 +81,17 @@ def request_samples(
     return [Metric(name, "gauge", HELP[name], labels, float(value)) for name, labels, value in found]
 
 
+def rank_samples(control: Control) -> list[Metric]:
+    """Return whether each rank works, and which rank is the first one of its instance. Rank 0 is left out."""
+    found, members, words = [], control.members, HELP["rank_up"]
+    for rank, role in enumerate(members.roles):
+        if rank:
+            up = members.has(rank) and rank not in members.lost
+            labels = {"rank": str(rank), "role": role, "first": str(control.config.instance_of(rank)[0])}
+            found.append(Metric("rank_up", "gauge", words, labels, float(up)))
+    return found
+
+
 def bounded(samples: list[Metric]) -> list[Metric]:
     """Return these samples or, if they are too many for a message, their sums over the ranks of each role.
 
@@ -89,7 +101,8 @@ def bounded(samples: list[Metric]) -> list[Metric]:
         return samples
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Metric]] = {}
     for sample in samples:
-        labels = tuple((name, value) for name, value in sample.labels.items() if name != "rank")
+        kept = sample.labels.keys() - {"rank", "first"}
+        labels = tuple((name, value) for name, value in sample.labels.items() if name in kept)
         groups.setdefault((sample.name, labels), []).append(sample)
     return [_summed(group, dict(labels)) for (_, labels), group in groups.items()]
 
@@ -199,6 +212,7 @@ def cluster_samples(
     pool = {f"{n}_total" if n in counted else n: v for n, v in directory.stats().items()}
     samples = metrics.samples(gauges, pool, channel)
     samples += segment_samples(segments) + class_samples(config.classes, directory.class_blocks())
+    samples += rank_samples(control)
     samples += request_samples(control.requests.stages, state.prefills.values(), config.roles)
     samples.append(Metric("events_ignored_total", "counter", HELP["events_ignored_total"], {}, ignored))
     return bounded(samples)

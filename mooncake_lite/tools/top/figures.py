@@ -20,12 +20,14 @@ SSD = "HDF5"
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank.
+    """One rank, or an instance of several, whose first one has its number and its role.
 
     used, total      pages of its engine; bytes of its segment for a store rank
     waiting          requests that wait for it; blocks in the queues of its tier for a store rank
     running          requests that it works on
     tokens_per_s     prompt tokens computed, or tokens generated
+    moved_bytes      that all its ranks have read from others and written to them
+    ranks, down      its ranks, and those of them that do not work: lost, or not there yet
     """
 
     number: int
@@ -35,6 +37,21 @@ class Rank:
     waiting: float | None
     running: float | None
     tokens_per_s: float | None
+    moved_bytes: float
+    ranks: tuple[int, ...]
+    down: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return its numbers: 3, or 3-6, which always follow each other."""
+        return str(self.number) if len(self.ranks) < 2 else f"{self.ranks[0]}-{self.ranks[-1]}"
+
+    @property
+    def trouble(self) -> str:
+        """Return which of its ranks do not work, in a few words; "" when all do."""
+        if not self.down:
+            return ""
+        return "down" if self.down == self.ranks else f"{'+'.join(map(str, self.down))} down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +227,7 @@ def _lookups(count: Callable[[str], float]) -> Lookups:
 
 
 def _ranks(change: Change) -> list[Rank]:
-    """Return every rank that has pages or is a store, by number."""
+    """Return every rank that has pages, is a store, or does not work, by number; an instance as one."""
     now = change.now
     used, total = _by_rank(now, "kv_cache_pages_used"), _by_rank(now, "kv_cache_pages")
     waiting = _by_rank(now, "prefill_requests_waiting", "decode_requests_waiting")
@@ -220,13 +237,30 @@ def _ranks(change: Change) -> list[Rank]:
     for key, nbytes in _by_rank(now, "pool_segment_bytes").items():
         if key[1] == "store":
             total[key], used[key] = nbytes, nbytes - free.get(key, 0.0)
+    moved, instances = now.by("moved_bytes_total", "rank"), _instances(now)
+    downs = {int(rank) for (rank,), up in now.by("rank_up", "rank").items() if rank.isdecimal() and not up}
+    troubled = {key for key, ranks in instances.items() if downs.intersection(ranks)}
     found, running = [], _running(now)
-    for key in used.keys() | total.keys():
+    for key in used.keys() | total.keys() | troubled:
         if key[0].isdecimal():
+            ranks = instances.get(key, (int(key[0]),))
             rate = tokens.get(key, 0.0) / change.seconds if change.seconds and key[1] != "store" else None
             seen = (used.get(key), total.get(key), waiting.get(key), running.get(key), rate)
-            found.append(Rank(int(key[0]), key[1], *seen))
+            all_moved = sum(moved.get((str(rank),), 0.0) for rank in ranks)
+            down = tuple(rank for rank in ranks if rank in downs)
+            found.append(Rank(int(key[0]), key[1], *seen, all_moved, ranks, down))
     return sorted(found, key=lambda rank: (rank.number, rank.role))
+
+
+def _instances(now: Sample) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """(first rank, its role) -> all ranks of its instance, ascending."""
+    labelled = now.by("rank_up", "rank", "role", "first")
+    roles = {rank: role for rank, role, _ in labelled}
+    found: dict[tuple[str, ...], list[int]] = {}
+    for rank, _, first in labelled:
+        if rank.isdecimal():
+            found.setdefault((first, roles.get(first, "")), []).append(int(rank))
+    return {key: tuple(sorted(ranks)) for key, ranks in found.items()}
 
 
 def _running(now: Sample) -> dict[tuple[str, ...], float]:
@@ -272,11 +306,13 @@ def _flows(change: Change) -> list[Flow]:
     """Return what has moved at any time, by direction."""
     grown: dict[tuple[str, str], float] = {}
     ever: dict[tuple[str, str], float] = {}
+    leads = {str(rank): role for (_, role), ranks in _instances(change.now).items() for rank in ranks}
     for sums, moved in (
-        (grown, change.by("moved_bytes_total", "role", "peer", "op")),
-        (ever, change.now.by("moved_bytes_total", "role", "peer", "op")),
+        (grown, change.by("moved_bytes_total", "rank", "role", "peer", "op")),
+        (ever, change.now.by("moved_bytes_total", "rank", "role", "peer", "op")),
     ):
-        for (role, peer, op), nbytes in moved.items():
+        for (rank, role, peer, op), nbytes in moved.items():
+            role = leads.get(rank, role) if role == "member" else role
             way = (peer, role) if op == "read" else (role, peer)
             sums[way] = sums.get(way, 0.0) + nbytes
     for way, done in ((("store", SSD), "written"), ((SSD, "store"), "loaded")):
@@ -289,7 +325,7 @@ def _flows(change: Change) -> list[Flow]:
 
 
 def busiest(ranks: Iterable[Rank], count: int) -> list[Rank]:
-    """Return at most `count` ranks by number: of each role in turn the one with the most work."""
+    """Return at most `count` ranks by number: of each role in turn one in trouble, or with the most work."""
     by_role: dict[str, list[Rank]] = {}
     for rank in ranks:
         by_role.setdefault(rank.role, []).append(rank)
@@ -300,6 +336,7 @@ def busiest(ranks: Iterable[Rank], count: int) -> list[Rank]:
     return sorted(chosen, key=lambda rank: rank.number)
 
 
-def _work(rank: Rank) -> tuple[float, float, float]:
+def _work(rank: Rank) -> tuple[bool, float, float, float]:
+    """Return what ranks are chosen by: those in trouble first."""
     open_requests = (rank.waiting or 0.0) + (rank.running or 0.0)
-    return open_requests, rank.tokens_per_s or 0.0, rank.used or 0.0
+    return bool(rank.down), open_requests, rank.tokens_per_s or 0.0, rank.used or 0.0

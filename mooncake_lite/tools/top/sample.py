@@ -26,7 +26,7 @@ MOST_VALUE = 1e18
 
 READ = {
     *("server_info", "uptime_seconds", "cluster_metrics_age_seconds", "ready", "degraded"),
-    "conductor_term",
+    *("conductor_term", "rank_up"),
     *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "request_success_total"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total"),
     *("requests_by_stage", "prefill_requests_waiting", "prefill_requests_running"),

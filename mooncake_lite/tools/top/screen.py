@@ -177,10 +177,11 @@ def _columns(found: Sequence[tuple[Text, Text]]) -> Table:
 
 
 def _ranks(ranks: Sequence[Rank], width: int) -> Table:
-    """Return one row for each rank."""
-    cells = max(8, width - 68)
+    """Return one row for each rank, or instance of several."""
+    numbered = min(max([4, *(len(rank.name) for rank in ranks)]), 9)
+    cells = max(8, width - 64 - numbered)
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style=FAINT, pad_edge=False)
-    table.add_column("rank", justify="right", width=4, no_wrap=True)
+    table.add_column("rank", justify="right", width=numbered, no_wrap=True)
     table.add_column("role", width=8, no_wrap=True)
     table.add_column("memory", width=cells, no_wrap=True)
     table.add_column("used", justify="right", ratio=1, no_wrap=True)
@@ -201,10 +202,10 @@ def _rank(rank: Rank, cells: int) -> list[Text]:
         waiting = Text(f"{numbers.count(rank.waiting)} blk") if rank.waiting else Text("")
     share = rank.used / rank.total if rank.used is not None and rank.total else 0.0
     return [
-        Text(str(rank.number)),
+        Text(rank.name),
         Text(rank.role, colour),
         bar([(share, colour)], cells),
-        Text(used),
+        Text(rank.trouble or used, "bold red" if rank.trouble else ""),
         waiting,
         Text("" if is_store else numbers.count(rank.running)),
         Text("" if is_store else numbers.count(rank.tokens_per_s), "bold" if rank.tokens_per_s else ""),

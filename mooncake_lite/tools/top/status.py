@@ -83,7 +83,7 @@ def _show(health: Health, figures: Figures, term: int) -> None:
         console.print(
             f"  the conductor was replaced {term} times" if term > 1 else "  the conductor was replaced"
         )
-    table = plain_table("rank", "role", "used", "waiting", "running", left={"role"}, no_wrap=True)
+    table = plain_table("rank", "role", "used", "waiting", "running", "moved", left={"role"}, no_wrap=True)
     for rank in figures.ranks:
         table.add_row(*_row(rank))
     console.print(table)
@@ -93,4 +93,6 @@ def _row(rank: Rank) -> list[str]:
     used = f"{numbers.count(rank.used)} / {numbers.count(rank.total)} pages"
     if rank.role == "store":
         used = numbers.of_size(rank.used, rank.total)
-    return [str(rank.number), rank.role, used, numbers.count(rank.waiting), numbers.count(rank.running)]
+    moved = numbers.moved(rank.moved_bytes)
+    figures = [numbers.count(rank.waiting), numbers.count(rank.running), moved]
+    return [rank.name, rank.role, rank.trouble or used, *figures]

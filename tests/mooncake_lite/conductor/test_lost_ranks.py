@@ -75,6 +75,7 @@ def test_the_others_and_the_gateways_are_told_of_a_lost_rank_and_the_cluster_goe
     assert status == m.ClusterStatus(True, "ready", [f"{reason}; it is missing until the next start"])
     assert capsys.readouterr().err == f"mooncake-lite: {reason}; the others go on\n"
     assert (cluster.role.machine.stop, cluster.count("ranks_lost_total")) == (None, 1)
+    assert cluster.count("rank_up") == 3
     assert [cluster.decoding(name).order.rank for name in "ab"] == [3, 3]
 
 

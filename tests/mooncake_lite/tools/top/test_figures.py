@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mooncake_lite.tools.top.figures import Flow, Lookups, Rank, _buckets, busiest, figures_of, quantile
-from tests.mooncake_lite.tools.top.samples import figures, ranks, sample
+from tests.mooncake_lite.tools.top.samples import figures, members, ranks, sample
 
 pytestmark = pytest.mark.quick
 
@@ -65,7 +65,7 @@ def test_of_one_scrape_alone_and_of_missing_metrics_nothing_is_claimed() -> None
     found = figures_of(only, only)
     assert (found.seconds, found.answer_tokens_per_s, found.requests_per_s) == (0.0, None, None)
     assert (found.ttft_s, found.tpot_s, found.cached_share) == (None, None, None)
-    assert found.ranks == [Rank(2, "decode", None, 8, None, None, None)]
+    assert found.ranks == [Rank(2, "decode", None, 8, None, None, None, 0.0, (2,))]
     assert (found.tiers, found.flows, found.stages) == ([], [], {})
     empty = sample(5.0, "uptime_seconds 3", server="")
     found = figures_of(empty, empty)
@@ -111,8 +111,8 @@ tier_writer_queued{STORE} 5
 kv_cache_pages{{rank="one",role="no number"}} 7""",
     )
     assert found.ranks == [
-        Rank(1, "prefill", 25, 100, 3, 1, 32.0),
-        Rank(3, "store", 600, 1000, 7, None, None),
+        Rank(1, "prefill", 25, 100, 3, 1, 32.0, 0.0, (1,)),
+        Rank(3, "store", 600, 1000, 7, None, None, 0.0, (3,)),
     ]
 
 
@@ -130,7 +130,7 @@ decode_requests_running{compute} 4
 prefill_computed_tokens_total{compute} 64
 decode_tokens_total{compute} 8""",
     )
-    assert found.ranks == [Rank(1, "compute", 25, 100, 3, 5, 36.0)]
+    assert found.ranks == [Rank(1, "compute", 25, 100, 3, 5, 36.0, 0.0, (1,))]
 
 
 def test_the_pool_is_shown_by_tier_and_lookups_by_what_they_found() -> None:
@@ -177,6 +177,41 @@ tier_bytes_loaded_total{rank="3",role="store"} 2"""
         ("store", "HDF5", 5.0),
         ("HDF5", "store", 1.0),
     ]
+
+
+def test_an_instance_is_one_row_with_what_all_its_ranks_have_moved() -> None:
+    found = figures("", members())
+    assert [(one.name, one.role, one.moved_bytes, one.trouble) for one in found.ranks] == [
+        ("1", "prefill", 100, ""), ("2-4", "decode", 200 + 300 + 400, ""), ("5-7", "decode", 1800, ""),
+    ]  # fmt: skip
+    flows = [(flow.source, flow.target, flow.total_bytes) for flow in found.flows]
+    assert flows == [("store", "prefill", 100), ("store", "decode", 2700), ("store", "store", 800)]
+
+
+def test_a_member_that_is_lost_shows_and_so_does_an_instance_that_has_died() -> None:
+    found = figures("", members(6))
+    assert [(one.name, one.total, one.trouble) for one in found.ranks if one.role == "decode"] == [
+        ("2-4", 10, ""), ("5-7", 10, "6 down"),
+    ]  # fmt: skip
+    assert [one.number for one in busiest(found.ranks, 2)] == [1, 5]
+    found = figures("", members(5, 6, 7, 8))
+    assert [(one.name, one.role, one.total, one.trouble) for one in found.ranks if one.number > 2] == [
+        ("5-7", "decode", None, "down"), ("8", "store", None, "down"),
+    ]  # fmt: skip
+
+
+def test_the_stages_of_a_pipeline_are_one_row_and_hidden_states_go_from_stage_to_stage() -> None:
+    of = 'rank="{}",role="{}"'
+    first, second = of.format(1, "prefill"), of.format(2, "stage")
+    found = figures(
+        "",
+        f"""rank_up{{{first},first="1"}} 1
+rank_up{{{second},first="1"}} 1
+kv_cache_pages{{{first}}} 10
+moved_bytes_total{{{second},op="read",peer="prefill"}} 7""",
+    )
+    assert [(one.name, one.role, one.moved_bytes) for one in found.ranks] == [("1-2", "prefill", 7)]
+    assert [(flow.source, flow.target) for flow in found.flows] == [("prefill", "stage")]
 
 
 def test_the_busiest_ranks_of_each_role_are_chosen_in_turn() -> None:

@@ -143,3 +143,18 @@ def test_numbers_are_short_and_have_their_units() -> None:
     ]
     assert [numbers.span(s) for s in (0.1, 1.04, 5.2)] == ["0.1 s", "1 s", "5 s"]
     assert [numbers.percent(p) for p in (None, 0, 0.004, 0.63, 1)] == ["–", "0 %", "0.4 %", "63 %", "100 %"]
+
+
+def test_an_instance_of_several_ranks_has_one_row_and_a_lost_member_is_named() -> None:
+    roles = ["decode", "member", "member", "member"] * 3
+    ups = [
+        f'rank_up{{rank="{rank}",role="{role}",first="{(rank - 9) // 4 * 4 + 9}"}} {int(rank != 15)}'
+        for rank, role in enumerate(roles, 9)
+    ]
+    pages = [f'kv_cache_pages{{rank="{rank}",role="decode"}} 8' for rank in (9, 13, 17)]
+    for width in (72, 80, 200):
+        lines = drawn(figures("", "\n".join([*ups, *pages])), width=width)
+        rows = [line.split() for line in lines if " decode " in line]
+        assert [row[1] for row in rows] == ["9-12", "13-16", "17-20"]
+        assert "15 down" in next(line for line in lines if "13-16" in line)
+        assert {cell_len(line) for line in lines if line.startswith("╭")} == {width}

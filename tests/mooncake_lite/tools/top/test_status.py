@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mooncake_lite.cli import main
+from tests.mooncake_lite.tools.top.samples import ONLY, members, prefixed
 from tests.mooncake_lite.tools.top.server import serving, text
 from tests.mooncake_lite.tools.top.test_command import scrapes
 
@@ -17,6 +18,19 @@ LOST = "rank 3 (decode) died: its process 4711 ended; it is missing until the ne
 
 def health(status: str, detail: str = "", *degraded: str) -> str:
     return json.dumps({"status": status, "detail": detail, "weights": "", "degraded": list(degraded)})
+
+
+def test_instances_are_rows_and_a_lost_member_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(text(health("ok")), text(ONLY + "\n" + prefixed(members(6)))) as server:
+        assert main(["cluster", "status", "--url", server.url]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [["1", "prefill"], ["2-4", "decode"], ["5-7", "decode"]]
+    assert rows[1][2:] == ["–", "/", "10", "pages", "–", "–", "900", "B"]
+    assert rows[2][2:] == ["6", "down", "–", "–", "1.8", "KB"]
+    with serving(text(health("ok")), text(ONLY + "\n" + prefixed(members(6)))) as server:
+        main(["cluster", "status", "--url", server.url, "--json"])
+    found = json.loads(capsys.readouterr().out)["ranks"]
+    assert [(one["ranks"], one["down"]) for one in found] == [([1], []), ([2, 3, 4], []), ([5, 6, 7], [6])]
 
 
 def metrics(term: int = 0) -> str:
@@ -30,7 +44,7 @@ def test_a_cluster_in_which_all_works_ends_with_0_and_lists_its_ranks(
         assert main(["cluster", "status", "--url", server.url]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:2] == ["ok:", "SmolLM2-135M-Instruct,"]
-    assert lines[1] == ["rank", "role", "used", "waiting", "running"]
+    assert lines[1] == ["rank", "role", "used", "waiting", "running", "moved"]
     assert [line[:2] for line in lines[2:]] == [
         *(
             ["1", "prefill"],
