@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_lite.config.instances import tensor_size
+from mooncake_lite.config.instances import leading_roles, members_of, tensor_size
 from mooncake_lite.config.machine import Machine, find_mpirun, why_unwritable
 from mooncake_lite.config.modes import COMPUTE_ROLES, mode_of
 from mooncake_lite.config.scheduling_options import parse_racks
@@ -24,6 +24,7 @@ from mooncake_lite.errors import ConfigError, LaunchError
 from mooncake_lite.launch.mpirun import parse_hosts
 from mooncake_lite.launch.open_mpi import inspect_open_mpi
 from mooncake_lite.launch.place import ranks_near, world_from_environment
+from mooncake_lite.launch.threads import threads_for
 from mooncake_lite.model.config import ModelConfig, load_config
 from mooncake_lite.model.sizes import block_layout, context_length, scratch_bytes, segment_bytes
 from mooncake_lite.model.weight_source import weight_source
@@ -132,7 +133,7 @@ def preflight(
     roles = roles_here(config)
     check_shared_memory(config, model, machine, roles)
     check_memory(config, model, machine, roles)
-    return [*warnings(config), *model.warnings]
+    return [*warnings(config), *crowded(config, machine.cores), *model.warnings]
 
 
 def warnings(config: ServeConfig) -> list[str]:
@@ -143,6 +144,22 @@ def warnings(config: ServeConfig) -> list[str]:
         f"host={config.host}: every machine that can reach this address can use the server without a key; "
         "set MOONCAKE_LITE_API_KEY, or use --host 127.0.0.1"
     ]
+
+
+def crowded(config: ServeConfig, cores: int) -> list[str]:
+    """Warn of each role on this host whose ranks compute in lockstep and have to wait for cores."""
+    roles, found = roles_here(config, leading_roles(config.roles)), []
+    computing = sum(role in COMPUTE_ROLES for role in roles)
+    for role in dict.fromkeys(roles if config.engine != "emulated" else ()):
+        count, members = roles.count(role), members_of(config, role)
+        threads = threads_for(config, cores, role, roles)
+        if members > 1 and max(computing, count * threads) > cores:
+            found.append(
+                f"{computing} ranks compute on {cores} cores, {count} {role} ranks among them with "
+                f"threads={threads} each, in instances of {members}: members wait for each other in every "
+                "layer, so one without a core keeps all waiting; use fewer members or threads, or more hosts"
+            )
+    return found
 
 
 def _is_loopback(host: str) -> bool:
@@ -285,12 +302,14 @@ def check_tier_size(config: ServeConfig, model: FoundModel) -> None:
         )
 
 
-def roles_here(config: ServeConfig) -> list[str]:
+def roles_here(config: ServeConfig, roles: list[str] | None = None) -> list[str]:
     """Roles of the ranks that mpirun puts on this host: by slots, in the order of --hosts.
+
+    roles   of all ranks, if not as in the configuration
 
     Under a user's own mpirun, its word on how many ranks are here counts.
     """
-    roles = config.roles
+    roles = config.roles if roles is None else roles
     near = ranks_near()
     if near is not None:
         return roles[near.start : near.stop]

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from mooncake_lite.config.modes import COMPUTE_ROLES
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError, UserError
 
@@ -99,10 +100,14 @@ def _capacity() -> Iterator[Finding]:
 
     machine, config = Machine.here(), ServeConfig()
     threads = {role: threads_for(config, machine.cores, role) for role in ("prefill", "decode")}
+    pair = ServeConfig(prefill=2, decode=2, tensor_parallel_size=2)
+    of_members = threads_for(pair, machine.cores, "decode")
     follows = (
-        f"by default {threads['prefill']} threads in the prefill rank, {threads['decode']} in the decode rank"
+        f"by default {threads['prefill']} threads in the prefill rank, {threads['decode']} in the decode "
+        f"rank; {of_members} in each of two members of an instance, which need a core each"
     )
-    yield Finding("cores", str(machine.cores), "ok", follows)
+    enough = machine.cores >= sum(role in COMPUTE_ROLES for role in config.roles)
+    yield Finding("cores", str(machine.cores), "ok" if enough else "note", follows)
     enough = machine.memory_bytes >= DEMO_MEMORY_BYTES
     yield Finding(
         "memory",

@@ -19,7 +19,7 @@ from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import LaunchError, UserError
 from mooncake_lite.launch import preflight as checks
 from mooncake_lite.launch.open_mpi import OpenMPI, inspect_open_mpi
-from mooncake_lite.launch.preflight import FoundModel, preflight
+from mooncake_lite.launch.preflight import FoundModel, crowded, preflight
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.ranks.steward.assemble import _wrong_racks
 from tests import emulation
@@ -81,6 +81,39 @@ def test_a_server_open_to_the_network_without_a_key_gets_a_warning() -> None:
     assert "MOONCAKE_LITE_API_KEY" in warning
     assert passed(host="0.0.0.0", api_key="secret") == []
     assert passed(host="127.0.0.2") == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "warned"),
+    [
+        (4, 0, []),
+        (3, 0, ["threads=1 each, in instances of 2"] * 2),
+        (2, 0, ["threads=1 each, in instances of 2"] * 2),
+        (4, 2, []),
+        (4, 3, ["threads=3 each, in instances of 2"] * 2),
+        (6, 3, []),
+    ],
+)
+def test_members_without_a_core_each_get_a_warning_with_the_threads_of_each(
+    cores: int, threads: int, warned: list[str]
+) -> None:
+    machine = replace(ROOMY, cores=cores)
+    wishes = {"prefill": 2, "decode": 2, "threads": threads}
+    assert passed(machine, **wishes) == [], "ranks that are alone take turns"
+    found = passed(machine, tensor_parallel_size=2, **wishes)
+    assert [words in one for words, one in zip(warned, found, strict=True)] == [True] * len(warned)
+    assert all(f"4 ranks compute on {cores} cores, 2 " in one for one in found)
+    (alone,) = passed(replace(ROOMY, cores=1), decode=2, decode_context_parallel_size=2, threads=threads)
+    assert "3 ranks compute on 1 cores, 2 decode ranks" in alone
+    asleep = ServeConfig(prefill=2, decode=2, tensor_parallel_size=2, engine="emulated")
+    assert crowded(asleep, 1) == []
+
+
+def test_a_warning_is_of_the_ranks_of_this_host_alone() -> None:
+    config = ServeConfig(prefill=2, decode=2, tensor_parallel_size=2, hosts="localhost:3,elsewhere:3")
+    assert crowded(config, 2) == []
+    (warning,) = crowded(config, 1)
+    assert "2 ranks compute on 1 cores, 2 prefill ranks" in warning
 
 
 def test_a_taken_port_is_refused() -> None:

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from mooncake_lite.config.machine import Machine
 from mooncake_lite.errors import CacheError, ConfigError
 from mooncake_lite.launch.open_mpi import OpenMPI
 from mooncake_lite.tools.doctor import command as doctor
@@ -141,6 +142,21 @@ def test_elsewhere_than_on_linux_the_doctor_says_what_works(monkeypatch: pytest.
 def test_another_architecture_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.platform, "machine", lambda: "riscv64")
     assert states(doctor._system())["system"] == "note"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("cores", "state", "threads"), [(1, "note", (1, 1, 1)), (2, "ok", (2, 2, 1)), (8, "ok", (4, 4, 4))]
+)
+def test_cores_tell_the_threads_of_ranks_and_of_members(
+    cores: int, state: str, threads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Machine(cores=cores, memory_bytes=8 * 2**30, shared_memory_bytes=2**30)
+    monkeypatch.setattr(Machine, "here", lambda: there)
+    (found,) = [one for one in doctor._capacity() if one.name == "cores"]
+    assert (found.value, found.state) == (str(cores), state)
+    assert tuple(map(int, re.findall(r"\d+", found.follows))) == threads
+    assert found.follows.endswith("in each of two members of an instance, which need a core each")
 
 
 @pytest.mark.quick
