@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mooncake_lite.tools.bench import ideas_cluster, ideas_drafts, ideas_overlap, ideas_rank
+from mooncake_lite.tools.bench import ideas_cluster, ideas_drafts, ideas_members, ideas_overlap, ideas_rank
 from mooncake_lite.tools.bench.cluster import model_folder
 from mooncake_lite.tools.bench.engine_sides import Ours
 from mooncake_lite.tools.bench.ideas_cluster import Crowd, Workload
@@ -39,6 +39,9 @@ def run(quick: bool, folder: Path | None = None) -> list[Row]:
     tokens, turns = (100, 1) if quick else (2048, 9)
     rows += ideas_overlap.storing(folder, vocab, tokens, turns)
     rows.append(ideas_overlap.pipeline(folder, vocab, tokens, turns))
+    rows += ideas_members.tensor(folder, vocab, (64,) if quick else (256, 2048), 9 if quick else 97, runs)
+    members, tokens = (2, 512) if quick else (4, 4096)
+    rows.append(ideas_members.context(folder, vocab, members, tokens, 9 if quick else 65, runs))
     few, many = Workload(3, 0.1, shared=128, own=64, new=9), Workload(8, 1.2, shared=512, own=64, new=96)
     rows += ideas_cluster.modes(folder, vocab, few if quick else many)
     return [*rows, ideas_cluster.tracing(folder, vocab, 17 if quick else 129, runs)]

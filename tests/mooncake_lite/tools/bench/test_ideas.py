@@ -18,12 +18,13 @@ from mooncake_lite.model.config import load_config
 from mooncake_lite.model.forward import Model, load_model
 from mooncake_lite.profiles.file import Profile
 from mooncake_lite.tools.bench import cluster as clusters
-from mooncake_lite.tools.bench import ideas, ideas_cluster, ideas_overlap
+from mooncake_lite.tools.bench import ideas, ideas_cluster, ideas_members, ideas_overlap
 from mooncake_lite.tools.bench.cluster import Ask, Reply, stream_times
 from mooncake_lite.tools.bench.engine_sides import random_prompts
 from mooncake_lite.tools.bench.ideas_cluster import Crowd, figures, on_a_fast_engine
 from mooncake_lite.tools.bench.ideas_rank import Rank, separately
 from mooncake_lite.tools.bench.result import Row
+from mooncake_lite.tools.streams import Prompt, Stream
 from scheduler.costs.load_or_compute import PROBE_EVERY
 from tests import emulation
 from tests.cluster.tiny import words
@@ -77,7 +78,8 @@ class Cluster(http.server.BaseHTTPRequestHandler):
         reused = 128 * (Cluster.asked % (PROBE_EVERY + 1) == 0)
         span = {"stage": "compute", "seconds": 0.1, "count": len(body["prompt"]) - reused}
         store = {"stage": "store", "seconds": 0.01, "count": 1}
-        event = json.dumps({"choices": [], "mooncake_lite": {"spans": [span, store]}}).encode()
+        answer = {"choices": [{"text": "a"}], "mooncake_lite": {"spans": [span, store]}}
+        event = json.dumps(answer).encode()
         for _ in range(body["max_tokens"]):
             self.wfile.write(b"data: " + event + b"\n\n")
         self.wfile.write(b"data: [DONE]\n\n")
@@ -117,6 +119,26 @@ def test_enough_pages_are_more_than_any_answer_needs() -> None:
 
 
 @pytest.mark.quick
+def test_members_that_answer_otherwise_than_one_rank_are_an_error(
+    tiny: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = contextlib.nullcontext(SimpleNamespace(port=port))
+    monkeypatch.setattr(ideas_members, "started", lambda flags: started)
+    answers = iter([("a", ""), ("b", "")])
+
+    def answered(url: str, prompts: list[Prompt]) -> tuple[list[Stream], float]:
+        text, error = next(answers)
+        return [Stream(text, [0.0, 1.0, 2.0], error)], 0.0
+
+    monkeypatch.setattr(ideas_members, "play", answered)
+    with pytest.raises(ClusterError, match="512 tokens on one rank and on 2 members: answers differ"):
+        ideas_members.context(tiny, VOCABULARY, 2, 512, 2, 1)
+    answers = iter([("a", ""), ("", "it broke off")])
+    with pytest.raises(ClusterError, match="on 2 members: it broke off"):
+        ideas_members.context(tiny, VOCABULARY, 2, 512, 2, 1)
+
+
+@pytest.mark.quick
 def test_a_fast_engine_that_never_loads_is_an_error(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ideas_cluster, "ROUNDS", 0)
     with pytest.raises(ClusterError, match="of 0 requests to a fast engine 0 loaded their prefix"):
@@ -137,6 +159,7 @@ def test_a_quick_run_has_each_idea_beside_its_absence(
     shipped = emulation.profile_of(emulation.model_folder(tmp_path / "model"))
     monkeypatch.setattr(clusters, "started", started)
     monkeypatch.setattr(ideas_overlap, "started", started)
+    monkeypatch.setattr(ideas_members, "started", started)
     monkeypatch.setattr(clusters, "scaled_profile", lambda *_: shipped)
     words().save(str(tiny / "tokenizer.json"))
     template = {"chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}"}
@@ -158,6 +181,8 @@ NAMES = [
     "from the first token until all is stored, by chunks",
     "from the first token until the second token, by chunks",
     "to the first token, two ranks in a pipeline",
+    "decode on two tensor parallel members of one thread",
+    "decode on 2 members with pages for 256 tokens each",
     "colocated with a pool, shared prefix",
     *("split, no shared prefix", "split, shared prefix"),
     *("pooled, no shared prefix", "pooled, shared prefix"),
@@ -171,7 +196,7 @@ def check_flags(flags: list[list[str]], rows: list[Row], folder: Path) -> None:
     from mooncake_lite.config.reading import config_from
     from mooncake_lite.model.sizes import context_length
 
-    assert len(flags) == 5 + 2 + 3 + 2 + 6 + 2
+    assert len(flags) == 5 + 2 + 3 + 2 + 2 + 2 + 6 + 2
     for given in flags:
         assert given[0] == str(folder)
         values: dict[str, Any] = {}
@@ -179,7 +204,9 @@ def check_flags(flags: list[list[str]], rows: list[Row], folder: Path) -> None:
             if flag.startswith("--no-"):
                 values[flag.removeprefix("--no-")] = False
             elif flag.startswith("--"):
-                values[flag.removeprefix("--")] = int(value) if value.isdigit() else value
+                read = int(value) if value.isdigit() else value
+                values[flag.removeprefix("--")] = True if value.startswith("--") else read
         config = config_from({"model": given[0], **values}, "a benchmark")
         if config.engine == "real":
-            assert context_length(config, load_config(folder)) < 128
+            most = 512 if config.batch_invariant else 127  # a context has a unit on each of two members
+            assert context_length(config, load_config(folder)) <= most
