@@ -63,3 +63,5 @@ def test_a_pipeline_dies_as_a_whole_and_no_stream_changes(tmp_path: Path) -> Non
         assert first.startswith("rank 1 (prefill) failed: rank 2 of its instance is lost")
         assert stage.startswith("rank 2 (stage) died")
         assert wait_until(lambda: not sum(samples(cluster.base_url, *AT_REST).values()), patient(5.0))
+        up = [machine.samples(cluster.base_url, f'rank_up{{first="{first}".*}}') for first in (1, 3, 5, 6, 7)]
+        assert up == [0, 2, 1, 1, 1], "also with the next conductor"
