@@ -10,11 +10,13 @@ from typing import Protocol
 
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.engine.contract import ComputeEngine
+from mooncake_lite.engine.dealing import Dealing
 from mooncake_lite.engine.emulated import EmulatedEngine
 from mooncake_lite.model.config import ModelConfig
 from mooncake_lite.model.exchange import Exchange
 from mooncake_lite.model.shares import Share, whole
 from mooncake_lite.model.sizes import block_layout, hidden_nbytes, num_pages, unit_tokens
+from mooncake_lite.profiles.costs import PassSeconds, seconds_together
 from mooncake_lite.profiles.file import profile_of
 
 
@@ -44,11 +46,13 @@ def build_engine(
 
     Raises ModelError when the folder cannot be used, ConfigError when the profile does not fit the model.
     """
+    dealing = None
+    if share is not None and share.turns > 1 and exchange is not None:
+        dealing = Dealing(share.turn, share.turns, unit_tokens(config), exchange.gather)
     if config.engine == "emulated":
-        return emulated_engine(config, folder, model_config, share)
+        return emulated_engine(config, folder, model_config, share, dealing)
     from kernels_numba.ahead import compile_ahead, steps_of
     from mooncake_lite.engine.compiling import kernel_use
-    from mooncake_lite.engine.dealing import Dealing
     from mooncake_lite.engine.engine import Engine
     from mooncake_lite.engine.local import use_threads
     from mooncake_lite.engine.warm import warm_up
@@ -60,9 +64,6 @@ def build_engine(
         compile_ahead(steps_of(use), progress.compiling)
     progress.starting("loading the model")
     given = (folder, config.dtype, config.device, config.weights, config.batch_invariant)
-    dealing = None
-    if share is not None and share.turns > 1 and exchange is not None:
-        dealing = Dealing(share.turn, share.turns, unit_tokens(config), exchange.gather)
     model = load_model(*given, share, exchange if dealing is None else None)
     pages = num_pages(config, model_config, share)
     engine = Engine(model, pages, config.block_size, config.kv_codec, dealing)
@@ -72,15 +73,24 @@ def build_engine(
 
 
 def emulated_engine(
-    config: ServeConfig, folder: Path, model_config: ModelConfig, share: Share | None = None
+    config: ServeConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    share: Share | None = None,
+    dealing: Dealing | None = None,
 ) -> EmulatedEngine:
     """Build an engine that sleeps by its profile. See build_engine."""
-    compute = profile_of(config, folder, model_config).compute
-    part = (share or whole(model_config)).part_of(model_config)
+    profile, share = profile_of(config, folder, model_config), share or whole(model_config)
+    part = share.part_of(model_config)
+    seconds: PassSeconds = profile.compute.seconds
+    if share.members > 1 or share.turns > 1:
+        seconds = seconds_together(seconds, profile.exchange, part.layers, share.members, share.turns)
     return EmulatedEngine(
         block_layout(config, part),
         num_pages(config, model_config, share),
         model_config.vocab_size,
-        lambda load: compute.seconds(load) * part.layers / model_config.layers,
+        lambda load: seconds(load) * part.layers / model_config.layers,
         hidden_nbytes=hidden_nbytes(config, model_config),
+        dealing=dealing,
+        draws=share.member == share.turn == 0,
     )

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernels_numba.attention.attention_dealt import DealtContexts
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.model.shares import PIECE_TOKENS
 from scheduler.instance.dealt_pages import place_in_rows
 from scheduler.instance.step import Chunk
+
+if TYPE_CHECKING:
+    from kernels_numba.attention.attention_dealt import DealtContexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,19 @@ class Dealing:
         """Tell whether this member has the KV of a token."""
         return token // self.unit_tokens % self.turns == self.turn
 
+    def slot(self, pages: Seq[int], token: int) -> int:
+        """Return the flat cache slot of a token of a sequence; -1 for one of another member."""
+        turn, index = place_in_rows(token, PAGE_TOKENS, self.unit_tokens, self.turns)
+        return pages[index] * PAGE_TOKENS + token % PAGE_TOKENS if turn == self.turn else -1
+
     def slots(self, chunk: Chunk) -> list[int]:
         """Return the flat cache slot of each token of a chunk; -1 for those of other members."""
-        found = []
-        for token in range(chunk.start, chunk.end):
-            turn, index = place_in_rows(token, PAGE_TOKENS, self.unit_tokens, self.turns)
-            at = chunk.pages[index] * PAGE_TOKENS + token % PAGE_TOKENS
-            found.append(at if turn == self.turn else -1)
-        return found
+        return [self.slot(chunk.pages, token) for token in range(chunk.start, chunk.end)]
 
     def contexts(self, tokens: Seq[int]) -> DealtContexts:
         """Return what attention needs to know of contexts with so many tokens."""
+        from kernels_numba.attention.attention_dealt import DealtContexts
+
         lens = np.array(tokens, np.int64)
         return DealtContexts(lens, self.turn, self.turns, self.unit_tokens, PIECE_TOKENS, self.gather)
 

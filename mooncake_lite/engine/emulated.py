@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from mooncake_lite.config.serve import PAGE_TOKENS
 from mooncake_lite.engine.contract import Drawn
+from mooncake_lite.engine.dealing import Dealing
 from mooncake_lite.messages import Logprobs, Sampling
 from mooncake_lite.model.layer_hook import LayerHook
 from mooncake_lite.profiles.compute import PassLoad, load_of
@@ -87,14 +88,16 @@ class EmulatedEngine:
     seconds     what a forward pass takes, from a profile
     wait        sleeps (tests give another one)
     hidden_nbytes   of the hidden states of a token; its digest is the first 8 bytes
+    dealing     of a member that has the KV of some tokens alone
+    draws       whether it draws tokens: of members that compute together, the first one does
 
-    The KV of a token is the digest of its sequence up to it. In a block of the pool, each token's share of
-    the block's bytes repeats it:
+    The KV of a token is the digest of its sequence up to it. In a block of the pool, keys and values of each
+    head repeat it, in every layer:
 
-        layer   block_tokens shares of layer_nbytes / block_tokens bytes:   d0 d0 .. d0 | d1 d1 .. d1 | ...
+        head   block_tokens rows of head_dim numbers:   d0 d0 .. d0 | d1 d1 .. d1 | ...
 
-    Each layer has the same shares. So blocks have the size of real ones, equal prefixes have equal bytes, and
-    a rank that was given the wrong block answers with wrong tokens. The last layer counts.
+    So blocks have the size of real ones, equal prefixes have equal bytes, and a rank that was given the wrong
+    block, or the wrong part of one, answers with wrong tokens. The last head of the last layer counts.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class EmulatedEngine:
         seconds: Callable[[PassLoad], float],
         wait: Callable[[float], None] = time.sleep,
         hidden_nbytes: int = 8,
+        dealing: Dealing | None = None,
+        draws: bool = True,
     ) -> None:
         self.layout = layout
         self.block_shape = layout.shape
@@ -113,7 +118,8 @@ class EmulatedEngine:
         self._vocab_size = vocab_size
         self._seconds = seconds
         self._wait = wait
-        self._hidden_nbytes = hidden_nbytes
+        self._hidden_nbytes, self._dealing = hidden_nbytes, dealing
+        self._draws, self._slot = draws, _slot if dealing is None else dealing.slot
         self._digests = np.zeros(num_pages * PAGE_TOKENS, np.uint64)
 
     # ------------------------------------------------------------------------------ computing
@@ -129,8 +135,8 @@ class EmulatedEngine:
         Returns a token for each draw of the chunks, in their order, and no logprobs: the gateway refuses
         requests that ask for them.
         """
-        drawn = list[Drawn]()
-        for chunk, digests in zip(chunks, self._pass(chunks, hook, hidden)):
+        drawn, found = list[Drawn](), self._pass(chunks, hook, hidden)
+        for chunk, digests in zip(chunks, found if self._draws else ()):
             last = [int(digests[-1])] * len(chunk.draws) if chunk.prompt else digests.tolist()
             drawn += [
                 Drawn(emulated_token(digest, draw, self._vocab_size))
@@ -180,19 +186,23 @@ class EmulatedEngine:
     def _extend_all(self, chunks: Seq[Chunk], hidden: np.ndarray | None) -> list[np.ndarray]:
         """Write the digests of the chunks' tokens, and return them."""
         if hidden is None:
-            found = [self._extended(chunk) for chunk in chunks]
+            found = [_extended(chunk, before) for chunk, before in zip(chunks, self._before(chunks))]
         else:
             digests = hidden[:, :8].copy().view(np.uint64)[:, 0]
             found = np.split(digests, np.cumsum([len(chunk.token_ids) for chunk in chunks])[:-1])
         for chunk, digests in zip(chunks, found):
-            slots = [_slot(chunk.pages, position) for position in range(chunk.start, chunk.end)]
-            self._digests[slots] = digests
+            slots = np.array([self._slot(chunk.pages, token) for token in range(chunk.start, chunk.end)])
+            self._digests[slots[slots >= 0]] = digests[slots >= 0]
         return found
 
-    def _extended(self, chunk: Chunk) -> np.ndarray:
-        """Return the digests of a chunk's tokens, uint64."""
-        digest = int(self._digests[_slot(chunk.pages, chunk.start - 1)]) if chunk.start else FIRST
-        return np.fromiter(itertools.accumulate(chunk.token_ids, digest_after, initial=digest), np.uint64)[1:]
+    def _before(self, chunks: Seq[Chunk]) -> list[int]:
+        """Return the digest of the token in front of each chunk, whichever member has it."""
+        slots = [self._slot(chunk.pages, chunk.start - 1) if chunk.start else -1 for chunk in chunks]
+        found = np.where(np.array(slots) < 0, np.uint64(FIRST), self._digests[slots])
+        if self._dealing is not None:
+            parts = self._dealing.gather(found.view(np.float32))
+            found = np.bitwise_or.reduce([part.view(np.uint64) for part in parts])
+        return [int(digest) for digest in found]
 
     # ------------------------------------------------------------------------------ pages and blocks
 
@@ -204,25 +214,29 @@ class EmulatedEngine:
         """Copy the digests of pool blocks into pages; the last block may have fewer pages."""
         if layers is not None and layers.stop < self.layout.layers:
             return
-        found = self._shares(blocks)[:, -1, :, 0].reshape(-1, PAGE_TOKENS)
+        found = _rows(blocks)[:, -1, -1, -1, :, 0].reshape(-1, PAGE_TOKENS)
         self._of_pages[list(pages)] = found[: len(pages)]
 
     def store_blocks(self, pages: Seq[int], out: np.ndarray, layers: slice | None = None) -> None:
         """Fill pool blocks with the digests of pages, and zeros where there are no pages."""
         digests = np.zeros((len(out) * self.layout.block_tokens // PAGE_TOKENS, PAGE_TOKENS), np.uint64)
         digests[: len(pages)] = self._of_pages[list(pages)]
-        self._shares(out)[:] = digests.reshape(len(out), 1, -1, 1)
+        _rows(out)[:] = digests.reshape(len(out), 1, 1, 1, -1, 1)
 
     @property
     def _of_pages(self) -> np.ndarray:
         """The digests as (pages, PAGE_TOKENS)."""
         return self._digests.reshape(-1, PAGE_TOKENS)
 
-    def _shares(self, blocks: np.ndarray) -> np.ndarray:
-        """Blocks as (n, layers, block_tokens, words of a token) uint64."""
-        count, layers = blocks.shape[:2]
-        words = blocks.reshape(count, layers, -1).view(np.uint64)
-        return words.reshape(count, layers, self.layout.block_tokens, -1)
+
+def _rows(blocks: np.ndarray) -> np.ndarray:
+    """Blocks as (n, layers, 2, heads, block_tokens, words of a row) uint64."""
+    return blocks.view(np.uint64)
+
+
+def _extended(chunk: Chunk, before: int) -> np.ndarray:
+    """Return the digests of a chunk's tokens, uint64. before: that of the token in front of it."""
+    return np.fromiter(itertools.accumulate(chunk.token_ids, digest_after, initial=before), np.uint64)[1:]
 
 
 def _slot(pages: Seq[int], position: int) -> int:

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from mooncake_lite.config.serve import ServeConfig
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.model.config import ModelConfig
+from mooncake_lite.model.shares import PIECE_TOKENS
 from mooncake_lite.profiles.compute import CHUNK_TOKENS, ComputeCost, PassLoad
-from mooncake_lite.profiles.file import Profile, profile_of
+from mooncake_lite.profiles.file import ExchangeSection, Profile, profile_of
 from scheduler.costs import CostConfig, DecodeCost, LoadCost, PrefillCost, TransferCost
 
 
@@ -41,7 +44,10 @@ def costs_of(profile: Profile) -> CostConfig:
     )  # fmt: skip
 
 
-def pass_seconds(profile: Profile) -> Callable[[PassLoad], float]:
+PassSeconds = Callable[[PassLoad], float]
+
+
+def pass_seconds(profile: Profile) -> PassSeconds:
     """Return how long the machines of a profile take for a forward pass.
 
     Where whole prompts were measured in one pass, passes without a running batch cost what those did: reading
@@ -56,6 +62,30 @@ def pass_seconds(profile: Profile) -> Callable[[PassLoad], float]:
             return compute.seconds(load)
         cached = max(0.0, load.pairs / load.new_tokens - (load.new_tokens + 1) / 2)
         return float(prompts.fit.seconds(load.new_tokens + cached, cached)) * compute.time_scale
+
+    return seconds
+
+
+def seconds_together(
+    alone: PassSeconds, exchange: ExchangeSection, layers: int, members: int, turns: int
+) -> PassSeconds:
+    """Return how long ranks take for a pass that they compute together.
+
+    alone     likewise of one rank
+    members   that have some heads each: all work is divided, and they make two sums a layer
+    turns     in place of members: that have some tokens' KV each. Attention is divided, and they gather its
+              pieces once a layer
+
+    """
+
+    def seconds(load: PassLoad) -> float:
+        rows = load.new_tokens + load.sequences
+        if turns == 1:
+            once_s = 2 * exchange.seconds(rows * exchange.row_bytes, members)
+            return alone(load) / members + layers * once_s
+        load = replace(load, pairs=load.pairs // turns, context=load.context // turns)
+        pieces = (load.pairs + load.context) // PIECE_TOKENS + rows
+        return alone(load) + layers * exchange.seconds(pieces * exchange.piece_bytes, turns)
 
     return seconds
 

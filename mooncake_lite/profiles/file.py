@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from mooncake_lite.config.files import replace_file
+from mooncake_lite.config.instances import MEMBER
 from mooncake_lite.config.machine import machine, now
 from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.config.serve import ServeConfig
@@ -140,7 +141,29 @@ class OverheadsSection(msgspec.Struct, frozen=True):
             raise ValueError(f"every overhead must be above 0, and at most {MOST_OVERHEAD_S:g} s")
 
 
-Section = TypeVar("Section", PrefillSection, MovesSection, OverheadsSection)
+class ExchangeSection(msgspec.Struct, frozen=True):
+    """What ranks that compute a pass together exchange, and how long that takes.
+
+    latency_s     of an exchange; bytes_per_s: at which each of them gets what the others have put
+    row_bytes     of a sum: hidden states of a token
+    piece_bytes   of a gather: what a piece of a context is to a token's attention, of one layer
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    row_bytes: int
+    piece_bytes: int
+
+    def __post_init__(self) -> None:
+        if not min(msgspec.structs.astuple(self)) > 0:
+            raise ValueError("all of an exchange must be above 0")
+
+    def seconds(self, nbytes: int, members: int) -> float:
+        """Return the seconds of an exchange in which each member puts so many bytes."""
+        return self.latency_s + (members - 1) * nbytes / self.bytes_per_s
+
+
+Section = TypeVar("Section", PrefillSection, MovesSection, OverheadsSection, ExchangeSection)
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -175,6 +198,16 @@ class Profile(msgspec.Struct, frozen=True):
     def overheads(self) -> OverheadsSection | None:
         """Return the section about what serving takes besides, if there is one."""
         return self._section("overheads", OverheadsSection)
+
+    @property
+    def exchange(self) -> ExchangeSection:
+        """Return the section about exchanges. Raises ConfigError when there is none."""
+        if (found := self._section("exchange", ExchangeSection)) is None:
+            raise ConfigError(
+                f"the profile of {self.model.name} does not say what an exchange between ranks takes, which "
+                "instances of several need; measure it anew with `mooncake-lite profile`"
+            )
+        return found
 
     def _section(self, name: str, kind: type[Section]) -> Section | None:
         raw = self.sections.get(name)
@@ -234,6 +267,7 @@ def parse_profile(raw: bytes, source: str) -> Profile:
                 f"profile={source!r} has no section compute; measure it with `mooncake-lite profile`"
             )
         _ = profile.compute, profile.prefill, profile.moves, profile.overheads
+        _ = "exchange" in profile.sections and profile.exchange
         return profile
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -291,6 +325,8 @@ def profile_of(config: ServeConfig, folder: Path, model: ModelConfig) -> Profile
         if used != value:
             raise ConfigError(f"{told} was measured with {name} {used}, not {value}; {_fix(folder, wanted)}")
     _check_machine(config, profile, told, _fix(folder, wanted))
+    if config.engine == "emulated" and MEMBER in config.roles:
+        _ = profile.exchange
     return profile
 
 

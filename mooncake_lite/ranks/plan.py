@@ -41,7 +41,7 @@ def pool_fingerprint(config: ServeConfig, folder: Path) -> bytes:
     found by a request that asks for exact ones. Raises ModelError when the folder cannot be used.
     """
     if config.engine == "emulated":  # KV of its own kind: an SSD tier must not give it to a real engine
-        kind = f"emulated 1 {config.dtype} {load_config(folder).kv_identity()}"
+        kind = f"emulated 2 {config.dtype} {load_config(folder).kv_identity()}"
         return xxhash.xxh3_128_digest(kind.encode())
     weights = weights_fingerprint(folder, config.dtype, config.weights, config.device)
     if config.batch_invariant:

@@ -9,18 +9,28 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from math import gcd, inf
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 from msgspec.structs import replace
 
+from mooncake_lite.config.instances import (
+    MEMBER,
+    check_instances,
+    context_size,
+    ranks_of_instance,
+    tensor_size,
+)
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.engine.emulated import chance
 from mooncake_lite.errors import ConfigError
+from mooncake_lite.model.shares import PIECE_TOKENS
 from mooncake_lite.profiles.compute import PassLoad
-from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds
+from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds, seconds_together
 from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
 from mooncake_lite.ranks.computing.build import least_by_layers
 from mooncake_lite.simulator.profiled import ProfiledHardware
@@ -33,6 +43,12 @@ from scheduler.instance.foreseen import Foreseen
 from scheduler.instance.task import NewDrafter
 from store.allocator import padded_size
 from store.layout import BlockLayout
+
+NO_SIZES = {
+    "tensor_parallel_size": 1, "prefill_tensor_parallel_size": 0, "decode_tensor_parallel_size": 0,
+    "decode_context_parallel_size": 1,
+}  # fmt: skip
+"""Options of serve about the ranks of an instance, and what they are when nobody gives them."""
 
 MOST_NODES = 4_096
 LEAST_PAGE = 16
@@ -82,6 +98,7 @@ class Cluster:
     ttft_s, tbt_s   limits that goodput counts
     acceptance   probability that a draft after right ones is right; 0: there are no drafts
     margin       factor on these limits for admission, so that a small error makes no request late
+    sizes        ranks of an instance, as serve's options name them; each has a node of its own. Left out: 1
     """
 
     profile: Profile
@@ -107,6 +124,7 @@ class Cluster:
     tbt_s: float = 0.1
     acceptance: float = 0.0
     margin: float = 1.0
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         mode = MODES[self.mode]
@@ -120,6 +138,10 @@ class Cluster:
                 f"the profile of {self.profile.model.name} does not say how large its KV is; "
                 "measure it anew with `mooncake-lite profile`"
             )
+        check_instances(self._instances)
+        members = max(tensor_size(self._instances, role) for role in self.nodes)
+        if members > (heads := self.layout.kv_heads):
+            raise ConfigError(f"tensor parallel size {members}: at most {heads}, one for each key/value head")
         if "store" in self.nodes and (self.mode == "split" or not self.node_blocks):
             raise ConfigError(f"mode {self.mode} has stores only with --node-dram, and mode split has none")
         if self.ssd_bytes and (self.mode == "split" or not self.node_blocks):
@@ -134,6 +156,18 @@ class Cluster:
             raise ConfigError(f"--kv-cache-bytes {self.kv_bytes}: a block has {self.layout.nbytes:,} bytes")
         if self.mode == "pooled" and self.node_blocks < 1:
             raise ConfigError(f"--node-dram {self.node_bytes}: a block has {self.layout.nbytes:,} bytes")
+
+    @property
+    def _instances(self) -> Any:
+        """Return what `config.instances` reads of a configuration."""
+        return SimpleNamespace(
+            pipeline_parallel_size=1, device="cpu", mode=self.mode, layerwise=self.layerwise,
+            **dict.fromkeys(ROLES, 0) | dict(self.nodes) | NO_SIZES | dict(self.sizes),
+        )  # fmt: skip
+
+    @property
+    def _turns(self) -> int:
+        return context_size(self._instances, "decode")
 
     @property
     def layout(self) -> BlockLayout:
@@ -201,11 +235,19 @@ class Cluster:
             sharing=self.sharing, tier_blocks=self.ssd_bytes // nbytes if "store" in roles else 0,
             new_drafter=self._new_drafter,
             row_costs=tuple((rows, pass_s(PassLoad(0, 0, rows, rows * CONTEXT))) for rows in ROWS),
+            turns=self._turns, unit_tokens=max(PIECE_TOKENS, size),
         )  # fmt: skip
+        together = {
+            rank: seconds_together(
+                pass_s, machines.exchange, self.layout.layers, tensor_size(self._instances, role),
+                shape.turns_of(rank),
+            )
+            for rank, role in enumerate(roles) if shape.in_lockstep(rank) and role != MEMBER
+        }  # fmt: skip
         return Setting(
             shape=shape,
             hardware=lambda clock: ProfiledHardware(
-                clock, pass_s, self.costs, nodes, self.overheads, covered(machines)
+                clock, pass_s, self.costs, nodes, self.overheads, covered(machines), together
             ),
             source=source,
             dice=Random(mixed(seed, 5)),
@@ -220,8 +262,12 @@ class Cluster:
 
     def _ranks(self) -> tuple[list[str], list[int]]:
         """Return role and node of each rank: a steward, stores, and a computing rank on each node."""
-        computing = [role for role in ROLES if role != "store" for _ in range(self.nodes.get(role, 0))]
-        lenders = [node for node, role in enumerate(computing) if role != "decode"]
+        computing, lenders = list[str](), list[int]()
+        for role in (role for role in ROLES if role != "store"):
+            instance = ranks_of_instance(self._instances, role)
+            count, first = self.nodes.get(role, 0), len(computing)
+            computing += instance * (count // len(instance))
+            lenders += range(first, first + count) if role != "decode" else ()
         count = self.nodes.get("store", len(lenders))
         stores = [lenders[number % len(lenders)] for number in range(count)]
         if self.mode == "split" or not self.node_blocks:
@@ -236,6 +282,6 @@ class Cluster:
             layout=astuple(self.layout), roles=roles, nodes=nodes, max_queue=requests, mode=self.mode,
             policy=self.policy, admission=self.admission, queue=self.queue, costs=self.costs,
             saves=self.ssd_bytes > 0 and "store" in roles,
-            prefetches=self.overlaps and self.mode == "pooled",
+            prefetches=self.overlaps and self.mode == "pooled" and self._turns == 1,
             classes=[ServiceClass(name="standard", slo_ttft_s=ttft_s, slo_tbt_s=tbt_s)],
         )  # fmt: skip

@@ -21,7 +21,7 @@ from mooncake_lite.config.options import OUT_FILE, Bytes, NumberRange, write_out
 from mooncake_lite.config.progress import bar, wide_console
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import PAPER_MACHINES, Profile, named_profile
-from mooncake_lite.simulator.cluster import LETTERS, Cluster, parse_nodes
+from mooncake_lite.simulator.cluster import LETTERS, NO_SIZES, Cluster, parse_nodes
 from mooncake_lite.simulator.intervals import drawn, intervals
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
@@ -66,6 +66,20 @@ class Kill(click.ParamType):
         if role not in ROLES or not 0 <= at_s < 1e9:
             self.fail(f"{value!r}: write {', '.join(ROLES)} and a time, as decode@30", param, ctx)
         return role, at_s
+
+
+def _sizes(command: Any) -> Any:
+    """Add the options of serve about instances of several nodes."""
+    for name, what in (
+        ("--decode-context-parallel-size", "Nodes that share the contexts of a decode instance"),
+        ("--decode-tensor-parallel-size", "The same of decode instances; 0: as of all"),
+        ("--prefill-tensor-parallel-size", "The same of prefill instances; 0: as of all"),
+        ("--tensor-parallel-size", "Nodes that share the heads of each layer, as one instance"),
+    ):
+        usual = NO_SIZES[name.strip("-").replace("-", "_")]
+        least = click.IntRange(usual)
+        command = click.option(name, default=usual, show_default=True, type=least, help=f"{what}.")(command)
+    return command
 
 
 @click.command("cluster")
@@ -123,6 +137,7 @@ class Kill(click.ParamType):
     "--speculate", default=0.0, show_default=True, type=NumberRange(0, 1),
     help="Part of drafts that are accepted, for sequences that decode; 0: there are no drafts.",
 )  # fmt: skip
+@_sizes
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")
@@ -158,7 +173,8 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
         result["intervals"] = intervals(results[1:])
         _show_intervals(result["intervals"])
     if json_file is not None:
-        about = {"trace": trace.name, **words, "mode": chosen.mode}
+        given = {name: word for name, word in words.items() if word != NO_SIZES.get(name, ...)}
+        about = {"trace": trace.name, **given, "mode": chosen.mode}
         write_out("--json", json_file, (json.dumps({**result, "config": about}, indent=1) + "\n").encode())
     if plot_folder is not None:
         _draw(outcome, chosen, plot_folder)
@@ -259,7 +275,7 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
         overlaps=words["overlap_transfers"], layerwise=words["layerwise"],
         acceptance=words["speculate"], policy=words["policy"],
         admission=words["admission"], queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000,
-        tbt_s=words["slo_tbt_ms"] / 1000,
+        tbt_s=words["slo_tbt_ms"] / 1000, sizes={name: words[name] for name in NO_SIZES},
     )  # fmt: skip
 
 

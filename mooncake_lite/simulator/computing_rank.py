@@ -89,7 +89,7 @@ class SimulatedRank:
 
     def _end(self, alarm: int) -> None:
         """End a step that took time, and go on."""
-        if alarm != self._alarm or self.number in self._world.dead:
+        if alarm != self._alarm or self.number in self._world.dead or self._runner.is_stuck:
             return
         self.step_s, self._leaps = 0.0, False
         self._tell(self.rank.ended(self._runner.end(), self._world.clock.now))

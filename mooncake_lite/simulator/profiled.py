@@ -15,10 +15,11 @@ its links. Within a node it is a flow over LOAD alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from mooncake_lite.profiles.compute import PassLoad
+from mooncake_lite.profiles.costs import PassSeconds
 from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.clock import Action, Clock
 from mooncake_lite.simulator.network import Link, Network
@@ -44,17 +45,20 @@ class ProfiledHardware:
     nodes       the node of each rank
     overheads   of what is neither
     covered     the most of each that was measured
+    together    seconds of a pass of instances whose ranks compute it together, by their first rank
     """
 
     def __init__(
         self,
         clock: Clock,
-        seconds: Callable[[PassLoad], float],
+        seconds: PassSeconds,
         costs: CostConfig,
         nodes: Sequence[int],
         overheads: OverheadsSection,
         covered: PassLoad = NOTHING,
+        together: Mapping[int, PassSeconds] | None = None,
     ) -> None:
+        self._together = together or {}
         self._clock, self._seconds, self._nodes = clock, seconds, nodes
         self.step_s, self.request_s = overheads.step_s, overheads.request_s
         self.message_s = 2 * overheads.message_s
@@ -69,7 +73,7 @@ class ProfiledHardware:
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of the profile, as the emulated engine waits for them."""
-        return self._seconds(load)
+        return self._together.get(rank, self._seconds)(load)
 
     def count(self, load: PassLoad, passes: int) -> None:
         """Note that so many passes like this one were done."""

@@ -22,6 +22,9 @@ from store.objects import BlockRef
 
 FAILED = "connection reset"
 
+Move = Callable[[int, Sequence[BlockRef], Action], None]
+"""Begins to move blocks for a rank: a method of Hardware."""
+
 
 class VirtualRunner:
     """The engine and the transfers of one rank.
@@ -29,12 +32,14 @@ class VirtualRunner:
     wake     is called when a transfer has ended
     ends     is told when the step under way will end, as soon as that is known
 
-    Of a pipeline it models all stages. Each takes the same part of a pass, and moves its part of blocks once
-    it has done what it was told before.
+    Of an instance it models all ranks. Each stage of a pipeline takes the same part of a pass, and moves its
+    part of blocks once it has done what it was told before. Members in lockstep compute each pass together,
+    and each moves its own part of blocks over its own links.
 
     _groups     of layers in which KV moves beside a pass
     _leaving    to be called when the pass of the step under way ends
-    _ranks      of the pipeline; one alone without a pipeline
+    _ranks      of the instance; _stages: those of a pipeline, else 1
+    _of_slot    slot -> number of its block in its sequence
     _last_done  when the last stage has done all passes so far
     _lost       how the prefix failed that came in beside the pass; None: it did not fail
     _passes     end and seconds of each pass of the step under way
@@ -48,6 +53,9 @@ class VirtualRunner:
         self._ended_puts: list[TransferEnded] = []
         self._late: list[Late] = []
         self._ranks = world.shape.config.instance_of(number)
+        self._in_lockstep = world.shape.in_lockstep(number)
+        self._stages = 1 if self._in_lockstep else len(self._ranks)
+        self._of_slot = dict[int, int]()
         self._groups = min(GROUPS, world.bytes.layers)
         self._last_done = 0.0
         self._lost: TransferEnded | None = None
@@ -63,16 +71,19 @@ class VirtualRunner:
         world, hardware = self._world, self._world.hardware
         for read in step.reads:
             came = partial(self._came, read.half, read.places)
-            self._when_all_can(partial(hardware.read, self._number, read.places, came))
+            numbers = range(read.first, read.first + len(read.places))
+            self._when_all_can(partial(self._move, hardware.read, read.places, numbers, came))
         for group in step.writes:
             if not group.behind:
                 self._when_all_can(partial(self._write, group, group.places))
+        self._of_slot.update((save.slot, save.index) for save in step.saves)
         for put in step.puts:
-            hardware.write(self._number, put.places, partial(self._left, self._ended_puts, put.put, put))
+            left = partial(self._left, self._ended_puts, put.put, put)
+            self._move(hardware.write, put.places, [self._of_slot[slot] for slot in put.slots], left)
         self._step, self._saved = step, self._hold(step)
         self._tokens, self._passes, self._lost = [], [], None
         if step.ahead is not None:
-            assert step.steps == len(self._ranks) == 1, "neither leaps nor pipelines load by layers"
+            assert step.steps == len(self._ranks) == 1, "neither leaps nor several ranks load by layers"
             self._lost = self._read_ahead(step.ahead)
         if step.chunks:
             self._load = load_of(step.chunks)
@@ -118,6 +129,11 @@ class VirtualRunner:
             begin()
 
     @property
+    def is_stuck(self) -> bool:
+        """Tell whether a pass cannot end: a member that takes part in it has died."""
+        return self._in_lockstep and self._is_dead
+
+    @property
     def _is_dead(self) -> bool:
         return not self._world.dead.isdisjoint(self._ranks)
 
@@ -125,7 +141,32 @@ class VirtualRunner:
         """Begin to write a group. moved: what of its blocks takes time now."""
         if not self._is_dead:
             left = partial(self._left, self._ended_halves, group.half, group)
-            self._world.hardware.write(self._number, moved, left)
+            numbers = range(group.first, group.first + len(moved))
+            self._move(self._world.hardware.write, moved, numbers, left)
+
+    def _move(self, move: Move, places: Sequence[BlockRef], numbers: Sequence[int], done: Action) -> None:
+        """Begin a transfer, which has ended when each member in lockstep has moved its part.
+
+        numbers   of the blocks in their sequences
+        """
+        if not self._in_lockstep:
+            move(self._number, places, done)
+            return
+        parts = [(rank, self._part(member, places, numbers)) for member, rank in enumerate(self._ranks)]
+        parts = [(rank, part) for rank, part in parts if part]
+        left = iter(range(len(parts) - 1, -1, -1))
+        for rank, part in parts:
+            move(rank, part, lambda: done() if next(left) == 0 else None)
+
+    def _part(self, member: int, places: Sequence[BlockRef], numbers: Sequence[int]) -> list[BlockRef]:
+        """Return what a member moves of blocks: those of its units, or its heads of each."""
+        shape, count = self._world.shape, len(self._ranks)
+        if shape.turns_of(self._number) > 1:
+            size = shape.unit_tokens // shape.layout.block_tokens
+            return [place for place, number in zip(places, numbers) if number // size % count == member]
+        heads = shape.layout.kv_heads
+        own = heads // count + (member < heads % count)
+        return [replace(place, nbytes=place.nbytes * own // heads) for place in places]
 
     def _came(self, half: int, places: Sequence[BlockRef]) -> None:
         if not self._is_dead:
@@ -170,10 +211,10 @@ class VirtualRunner:
     def _pass(self, chunks: Sequence[Chunk], load: PassLoad) -> list[int]:
         """Do one pass after those before it. Returns its tokens, which the last stage may draw later."""
         drawn = self._draw(chunks) if self._lost is None else []
-        seconds = self._world.hardware.pass_s(self._number, load) / len(self._ranks)
+        seconds = self._world.hardware.pass_s(self._number, load) / self._stages
         begins = self._passes[-1][0] if self._passes else self._world.clock.now
         self._passes.append((begins + (seconds + self._world.hardware.step_s), seconds))
-        if len(self._ranks) > 1:
+        if self._stages > 1:
             self._draw_late(chunks, drawn, *self._passes[-1])
         else:
             self._tokens += drawn
@@ -196,7 +237,7 @@ class VirtualRunner:
         self, chunks: Sequence[Chunk], drawn: Sequence[int], first_done: float, seconds: float
     ) -> None:
         """Have the last stage draw tokens when it has done a pass, which takes each stage so many seconds."""
-        behind = first_done + (len(self._ranks) - 1) * seconds
+        behind = first_done + (self._stages - 1) * seconds
         self._last_done, tokens = max(behind, self._last_done + seconds), iter(drawn)
         late = [Late(one.job, [*islice(tokens, len(one.draws))], [None] * len(one.draws)) for one in chunks]
         self._world.clock.at(self._last_done, partial(self._drawn, late))

@@ -6,14 +6,17 @@ Used by `world.py`. Explained in docs/explain/control.md.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from mooncake_lite.config.instances import MEMBER, STAGE
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.messages import RankHello
 from scheduler.instance import Limits, Pages, Preemption, Staging, State, new_prefix_cache
+from scheduler.instance.dealt_pages import DealtPages
 from scheduler.instance.limits import ROW_COSTS
 from scheduler.instance.state import NextKey
 from scheduler.instance.task import NewDrafter
@@ -38,6 +41,7 @@ class Shape:
     preemption  what happens to sequences when pages run out
     tier_blocks capacity of the SSD tier of each store rank; 0: there is none
     new_drafter makes drafts for sequences that decode; row_costs: of a pass, by which drafts pay
+    turns       members of a decode instance that share contexts; unit_tokens: in which they deal them out
     """
 
     config: ControlConfig
@@ -58,15 +62,41 @@ class Shape:
     tier_blocks: int = 0
     new_drafter: NewDrafter | None = None
     row_costs: tuple[tuple[int, float], ...] = ROW_COSTS
+    turns: int = 1
+    unit_tokens: int = 0
 
     def in_stages(self, count: int) -> Shape:
         """Return the same cluster with a pipeline of `count` ranks in place of each prefill rank."""
-        more = [count - 1 if role == "prefill" else 0 for role in self.config.roles]
-        roles = [one for role, n in zip(self.config.roles, more) for one in (role, *["stage"] * n)]
+        shape = self._with_more({"prefill": count}, STAGE)
+        return dataclasses.replace(shape, chunked=True, by_layers=False)
+
+    def in_members(
+        self, prefill: int = 1, decode: int = 1, compute: int = 1, context: int = 1, unit_tokens: int = 0
+    ) -> Shape:
+        """Return the same cluster with so many ranks in lockstep in place of each rank of a role.
+
+        context   ranks in place of each decode rank that share contexts, dealt out in units of unit_tokens
+        """
+        sizes = {"prefill": prefill, "decode": decode * context, "compute": compute}
+        shape = self._with_more(sizes, MEMBER)
+        return dataclasses.replace(shape, turns=context, unit_tokens=unit_tokens)
+
+    def _with_more(self, sizes: Mapping[str, int], follower: str) -> Shape:
+        """Return the same cluster with instances of several ranks, all on the node of the first one."""
+        more = [sizes.get(role, 1) - 1 for role in self.config.roles]
+        roles = [one for role, n in zip(self.config.roles, more) for one in (role, *[follower] * n)]
         nodes = [node for node, n in zip(self.config.nodes, more) for _ in range(1 + n)]
         segments = [one for size, n in zip(self.segments, more) for one in (size, *[0] * n)]
         config = replace(self.config, roles=roles, nodes=nodes)
-        return dataclasses.replace(self, config=config, segments=segments, chunked=True, by_layers=False)
+        return dataclasses.replace(self, config=config, segments=segments)
+
+    def in_lockstep(self, rank: int) -> bool:
+        """Tell whether a rank is the first of several that compute each pass together."""
+        return MEMBER in [self.config.roles[one] for one in self.config.instance_of(rank)]
+
+    def turns_of(self, rank: int) -> int:
+        """Return how many ranks share the contexts of an instance, by its first one."""
+        return self.turns if self.config.roles[rank] == "decode" else 1
 
     @property
     def layout(self) -> BlockLayout:
@@ -80,9 +110,14 @@ class Shape:
     def rank_state(self, rank: int, next_key: NextKey) -> State:
         """Return the empty books of a computing rank."""
         config, size = self.config, self.layout.block_tokens
-        pages = Pages(self.pages, self.page_tokens)
-        by_layers = self.layout.layers if self.by_layers else 0
-        stages = len(config.instance_of(rank))
+        ranks, turns, heads = len(config.instance_of(rank)), self.turns_of(rank), self.layout.kv_heads
+        stages, parts = (1, ranks // turns) if self.in_lockstep(rank) else (ranks, 1)
+        pages = Pages(self.pages * heads // -(-heads // parts), self.page_tokens)
+        sharing, new_drafter = self.sharing, self.new_drafter
+        if turns > 1:
+            pages = DealtPages(self.pages, self.page_tokens, self.unit_tokens, turns)
+            sharing, new_drafter = "off", None
+        by_layers = self.layout.layers * (self.by_layers and not self.in_lockstep(rank))
         limits = Limits(
             self.budget,
             self.slots,
@@ -97,11 +132,11 @@ class Shape:
         )
         staging, prefix = (
             Staging(self.half_blocks, self.put_slots),
-            new_prefix_cache(self.sharing, pages, size),
+            new_prefix_cache(sharing, pages, size),
         )
         return State(
             frozenset(DUTIES[config.roles[rank]]), pages, staging, size, limits, next_key=next_key,
-            prefix=prefix, preemption=self.preemption, new_drafter=self.new_drafter,
+            prefix=prefix, preemption=self.preemption, new_drafter=new_drafter,
         )  # fmt: skip
 
     def segment_bytes(self, rank: int) -> int:

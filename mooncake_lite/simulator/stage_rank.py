@@ -1,4 +1,4 @@
-"""A rank of a pipeline that is not its first, in virtual time: it joins, and it may die.
+"""A rank that is not the first of its instance, in virtual time: it joins, and it may die.
 
 Used by `world.py`. What it computes and moves is part of the first rank's runner (runner.py).
 """

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.machine import STEWARD, Conductor, Facts, OfRank, Sent, carry
+from mooncake_lite.config.instances import FOLLOWERS
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -92,7 +93,7 @@ class World(Post):
         """Make a model of a rank."""
         if role == "store":
             return StoreModel(rank, self.shape.tier_blocks, self)
-        if role == "stage":
+        if role in FOLLOWERS:
             return StageModel(rank, self)
         state = self.shape.rank_state(rank, opaque_key)
         machine = ComputingRank(self.shape.hello(rank), state, MAX_LEN, opaque_digest)

@@ -79,9 +79,10 @@ def _steps_left(state: State, task: Task) -> int:
 def _later_growths(state: State, step: Step, steps: int) -> list[tuple[int, int]]:
     """List (number of the step, index of the sequence) of each page that steps 2, 3, ... need, in order."""
     grown = {growth.job for growth in step.grow}
-    size, found = state.pages.page_tokens, []
+    found = []
     for index, task in enumerate(state.running):
         held = len(task.sequence.pages) + (task.id in grown)
-        first = held * size - len(task.sequence.token_ids) + 2
-        found += [(number, index) for number in range(first, steps + 1, size)]
+        while (number := state.pages.holds(held) - len(task.sequence.token_ids) + 2) <= steps:
+            found.append((number, index))
+            held += 1
     return sorted(found)

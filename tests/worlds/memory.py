@@ -51,6 +51,16 @@ class Content(NamedTuple):
 NOTHING = Content(())
 
 
+class Unit(NamedTuple):
+    """One head's keys or values of one layer, as a member writes it.
+
+    number   which unit of a block its bytes are: another one than that of its place is a wrong one
+    """
+
+    number: int
+    digests: tuple[int, ...]
+
+
 class Use(NamedTuple):
     """A range that a rank reads or may write. kind "late": its order has failed, and bytes may still land."""
 
@@ -65,6 +75,8 @@ class Memory(Bytes):
     _content   (rank, offset) -> Content; absent: never written, or torn bytes
     _uses      (rank, bucket) -> uses that begin in this stretch of nbytes bytes
     _stored    (rank, key) -> ranges that hold a block that ends with this digest
+    _units     place -> units of a block that members write one by one, until all are there and fit together
+    unsummed   places that members have written, and of which no checksums were made yet
     written    object ids that a directory gave out for writing
     segment_bytes   that each rank lends
     flips      blocks that were damaged
@@ -75,6 +87,7 @@ class Memory(Bytes):
         self._nbytes = nbytes
         self.segment_bytes, self.written, self.flips = dict[int, int](), set[int](), 0
         self._content: dict[tuple[int, int], Content] = {}
+        self._units, self.unsummed = dict[tuple[int, int], dict[int, Unit]](), set[tuple[int, int]]()
         self._uses: dict[tuple[int, int], list[Use]] = {}
         self._stored: Counter[tuple[int, int]] = Counter()
 
@@ -124,14 +137,43 @@ class Memory(Bytes):
 
     def write(self, ref: BlockRef, content: Content) -> None:
         """Write all bytes of a range, which its writer has not given back."""
+        self._may_write(ref)
+        self.tear(ref)
+        self._hold(ref, content)
+
+    def write_units(self, ref: BlockRef, units: dict[int, Unit], count: int) -> None:
+        """Write some units of a range, by their places in the block. count: units of a block."""
+        self._may_write(ref)
+        there = {**self._units.get((ref.rank, ref.offset), {}), **units}
+        self.tear(ref)
+        if len(there) == count:
+            self.unsummed.add((ref.rank, ref.offset))
+            kinds = {unit.digests for unit in there.values()}
+            if len(kinds) == 1 and all(unit.number == at for at, unit in there.items()):
+                self._hold(ref, Content(kinds.pop()))
+                return
+            self._hold(ref, Content((hash(tuple(sorted(there.items()))) % 2**63,)))
+        self._units[ref.rank, ref.offset] = there
+
+    def units(self, ref: BlockRef, count: int) -> dict[int, Unit]:
+        """Return the units of a range, as far as they were written. count: units of a block."""
+        there, whole = self._units.get((ref.rank, ref.offset)), self.find(ref)
+        if there is not None or whole is None:
+            return there or {}
+        return {unit: Unit(unit, whole.digests) for unit in range(count)}
+
+    def _may_write(self, ref: BlockRef) -> None:
         near = self._uses.get((ref.rank, ref.offset // self._nbytes), ())
         assert any(use.kind != "read" and use.ref == ref for use in near), f"{ref} is not to be written"
-        self.tear(ref)
+
+    def _hold(self, ref: BlockRef, content: Content) -> None:
         self._content[ref.rank, ref.offset] = content
         self._stored[ref.rank, content.key] += 1
 
     def tear(self, ref: BlockRef) -> None:
         """Overwrite some bytes of a range, so that it holds nothing whole."""
+        self._units.pop((ref.rank, ref.offset), None)
+        self.unsummed.discard((ref.rank, ref.offset))
         old = self._content.pop((ref.rank, ref.offset), None)
         if old is not None:
             self._stored[ref.rank, old.key] -= 1
@@ -141,9 +183,12 @@ class Memory(Bytes):
         self._content[ref.rank, ref.offset] = self.content(ref)._replace(rotten=True)
 
     def flip(self, dice: Random) -> None:
-        """Change the bytes of some block, so that what is computed on it changes too."""
-        if self._content:
-            place = dice.choice(list(self._content))
+        """Change the bytes of some block, so that what is computed on it changes too.
+
+        Nobody can notice what happens to a block before its checksums are made.
+        """
+        if places := [place for place in self._content if place not in self.unsummed]:
+            place = dice.choice(places)
             old = self._content[place]
             self.tear(BlockRef(0, *place, self._nbytes))
             self._content[place] = Content((*old.digests[:-1], old.digests[-1] ^ 1 << 40))

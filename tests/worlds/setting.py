@@ -4,9 +4,10 @@
     TBT_LIMITS_S    a modelled step takes 20 ms. The costs learn that, and expect some more from each sequence
     PROMPT_BLOCKS   of the longest prompt that a rank gets, ANSWER_BLOCKS of the longest answer
     IN_STAGES       share of clusters whose prefill instances are pipelines, where they have prefill ranks
+    IN_MEMBERS      share of the other clusters with instances whose ranks work in lockstep
     DRAFTING        share of clusters whose decoding ranks make drafts; ACCEPTANCES: parts that are accepted
     FLAT            rows cost next to nothing, so that drafts are made whatever becomes of them
-    LAYOUT          a block of 16 tokens in two layers: 1 KiB
+    LAYOUT          a block of 16 tokens in two layers of four heads: 1 KiB
     GAPS_S          mean times between requests, for each prompt that the cluster computes at once
 
 Explained in docs/explain/control.md.
@@ -21,6 +22,7 @@ from random import Random
 
 from msgspec.structs import replace as changed
 
+from mooncake_lite.config.instances import FOLLOWERS
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.engine.emulated import emulated_drafter
@@ -32,15 +34,16 @@ from scheduler.classes import DEFAULT_CLASSES
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
 from tests.worlds.faults import Faults, Poison
+from tests.worlds.members import UNIT_TOKENS
 from tests.worlds.requests import VOCABULARY, Workload
 
 EVICTIONS = ("lru", "lru", "lfu", "s3fifo", "arc", "lru+second-hit")
 MODES_DRAWN = ("pooled", "pooled", "pooled", "split", "colocated", "colocated")
 SHARES_DRAWN = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.0, 0.0), (0.3, 0.3, 0.4))
 TTFT_LIMITS_S, TBT_LIMITS_S = (inf, inf, 20.0, 4.0, 0.5), (inf, inf, 0.0205, 0.02)
-PROMPT_BLOCKS, ANSWER_BLOCKS, IN_STAGES = 12, 4, 0.2
+PROMPT_BLOCKS, ANSWER_BLOCKS, IN_STAGES, IN_MEMBERS = 12, 4, 0.2, 0.23
 DRAFTING, ACCEPTANCES, FLAT = 0.2, (0.3, 0.7, 0.95), ((1, 1.0), (32, 1.01))
-LAYOUT = (2, 1, 16, 4, 4, "none")
+LAYOUT = (2, 4, 16, 1, 4, "none")
 GAPS_S = (0.1, 0.4, 0.8, 2.0)
 
 
@@ -67,7 +70,7 @@ class DrawnSetting(Setting):
         gap_s = client_dice.choice(GAPS_S) / at_once(shape)
         size = shape.layout.block_tokens
         apart = Random(f"poison {seed}")  # so that all else is drawn as without poison
-        poison = partial(Poison.drawn, apart, "stage" not in shape.config.roles)
+        poison = partial(Poison.drawn, apart, not {*FOLLOWERS} & {*shape.config.roles})
         return cls(
             seed=seed, shape=shape, faults=drawn, dice=dice, client_dice=client_dice,
             hardware=lambda clock: DrawnHardware(clock, dice),
@@ -121,7 +124,21 @@ def drawn_shape(random: Random) -> Shape:
         new_drafter = emulated_drafter(drafts.choice(ACCEPTANCES), VOCABULARY)
         shape = replace(shape, new_drafter=new_drafter, row_costs=FLAT)
     apart = Random(f"{roles} {nodes} {pool}")  # so that all else is drawn as without pipelines
-    return shape.in_stages(apart.choice((2, 3))) if apart.random() < IN_STAGES else shape
+    if apart.random() < IN_STAGES and "prefill" in roles:
+        return shape.in_stages(apart.choice((2, 3)))
+    return in_members(shape, apart) if apart.random() < IN_MEMBERS else shape
+
+
+def in_members(shape: Shape, random: Random) -> Shape:
+    """Draw which of its ranks become instances whose ranks work in lockstep."""
+    if "compute" in shape.config.roles:
+        return shape.in_members(compute=random.choice((2, 3)))
+    prefill, decode, context = random.choice(
+        ((2, 1, 1), (3, 1, 1), (1, 2, 1), (1, 3, 1), (2, 3, 1), (3, 2, 1), (1, 1, 2), (1, 1, 3), (2, 1, 2))
+    )
+    return shape.in_members(
+        prefill=prefill, decode=decode, context=context, unit_tokens=random.choice(UNIT_TOKENS)
+    )
 
 
 def at_once(shape: Shape) -> float:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from mooncake_lite import messages as m
 from mooncake_lite.conductor.machine import UNREACHABLE, Sent
+from mooncake_lite.config.instances import FOLLOWERS
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
@@ -31,6 +32,7 @@ from mooncake_lite.simulator.world import MAX_LEN, World
 from tests.worlds.checker import FaultChecker
 from tests.worlds.clients import FaultyClients
 from tests.worlds.faults import Faults
+from tests.worlds.members import LockstepRunner
 from tests.worlds.memory import Memory
 from tests.worlds.post import FaultyPost
 from tests.worlds.ranks import ExactKV, ExactRank, ExactRunner, FaultyStore
@@ -83,9 +85,12 @@ class FaultWorld(FaultyPost, World):
             self.memory.segment_bytes[rank] = shape.segment_bytes(rank)
         if role == "store":
             return FaultyStore(rank, shape.tier_blocks, self)
-        if role == "stage":
+        if role in FOLLOWERS:
             return super()._model(rank, role, most)
-        machine = ComputingRank(shape.hello(rank), shape.rank_state(rank, next_key), MAX_LEN)
+        state = shape.rank_state(rank, next_key)
+        machine = ComputingRank(shape.hello(rank), state, MAX_LEN)
+        if shape.in_lockstep(rank):
+            return ExactRank(machine, partial(LockstepRunner, state.pages.num_pages), self, 1)
         kv = ExactKV(shape.pages, shape.page_tokens, shape.layout.block_tokens)
         return ExactRank(machine, partial(ExactRunner, kv), self, most)
 

@@ -109,6 +109,7 @@ def _measured(
     from mooncake_lite.profiles.file import ComputeSection, PrefillSection
     from mooncake_lite.profiles.fit import error_of, errors, fit, fit_prompts
     from mooncake_lite.tools.profile import measure
+    from mooncake_lite.tools.profile.exchanges import measure_exchange
     from mooncake_lite.tools.profile.moves import measure_moves
     from mooncake_lite.tools.profile.overheads import measure_overheads
 
@@ -126,6 +127,7 @@ def _measured(
         "compute": ComputeSection(used, cost, errors(cost, passes), passes, time_scale),
         "prefill": PrefillSection(CHUNK_TOKENS, whole, error_of(whole, prompts), prompts),
         "moves": moves,
+        "exchange": measure_exchange(sizes),
     }
 
 
@@ -172,6 +174,8 @@ def _show(made: Profile) -> None:
         ("from SSD", moves.ssd_bytes_per_s),
     ):
         click.echo(f"KV {name}: {f'{rate / 1e9:.2f} GB/s' if rate else 'not measured'}")
+    latency_us, gb_per_s = 1e6 * made.exchange.latency_s, made.exchange.bytes_per_s / 1e9
+    click.echo(f"exchange of two ranks of one node: {latency_us:.0f} us and {gb_per_s:.2f} GB/s")
     if (besides := made.overheads) is not None:
         step_ms, message_ms, request_ms = (1e3 * seconds for seconds in msgspec.structs.astuple(besides))
         click.echo(

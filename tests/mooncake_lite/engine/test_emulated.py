@@ -139,7 +139,10 @@ def test_a_block_has_the_bytes_of_the_real_model_and_equal_prefixes_have_equal_o
     assert mine[0].nbytes == LAYOUT.nbytes
     assert (mine[0] == theirs[0]).all()
     assert (mine[1] != theirs[1]).any()
-    assert len(set(map(bytes, mine.reshape(128, -1)))) == 128
+    bits = mine.view(np.uint64)
+    assert bits.shape[:5] == (2, *LAYOUT.shape[:4])
+    assert (bits == bits[:, :1, :1, :1]).all(), "each head of each layer has them, and so each member"
+    assert len(set(map(bytes, mine[:, 0, 0, 0].reshape(128, -1)))) == 128
     assert LAYOUT.checksums(mine[0]) == LAYOUT.checksums(theirs[0])
 
 
@@ -147,7 +150,7 @@ def test_a_tail_is_copied_as_far_as_it_has_pages() -> None:
     rank, reader = Rank(), Rank(first=2)
     expected = rank.answer(PROMPT[:100], 0, 4)
     tail = rank.blocks(100)
-    assert not tail[1].reshape(LAYOUT.layers, 64, -1)[:, 48:].any()
+    assert not tail[1][..., 48:, :].any()
     reader.load(tail, 100)
     assert reader.answer([*PROMPT[:100], expected[0]], 100, 3) == expected[1:]
 

@@ -35,6 +35,7 @@ def world_of(ranks: int) -> Any:
         shape=SimpleNamespace(
             layout=SimpleNamespace(block_tokens=16), page_tokens=16,
             config=SimpleNamespace(instance_of=lambda number: [number]),
+            in_lockstep=lambda rank: False,
         ),
     )  # fmt: skip
     return world

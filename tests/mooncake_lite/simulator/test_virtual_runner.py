@@ -21,7 +21,9 @@ def test_the_last_stage_does_a_short_pass_after_the_long_one_before_it() -> None
     world: Any = SimpleNamespace(
         clock=clock,
         dead=set(),
-        shape=SimpleNamespace(config=SimpleNamespace(instance_of=lambda rank: [1, 2])),
+        shape=SimpleNamespace(
+            config=SimpleNamespace(instance_of=lambda rank: [1, 2]), in_lockstep=lambda rank: False
+        ),
         bytes=Bytes(2),
         hardware=SimpleNamespace(pass_s=lambda rank, load: passes_s.pop(0), step_s=0.0),
     )
