@@ -52,11 +52,6 @@ class DealtPages(Pages):
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_of_rows(num_tokens, self.page_tokens, self.unit_tokens, self.turns)
 
-    def holds(self, count: int) -> int:
-        """Return the tokens of a sequence that so many of its pages hold."""
-        rows, rest = divmod(count, self.unit_tokens // self.page_tokens)
-        return rows * self.unit_tokens * self.turns + rest * self.page_tokens
-
     def index(self, token: int) -> int:
         """Return which page of a sequence holds a token."""
         return place_in_rows(token, self.page_tokens, self.unit_tokens, self.turns)[1]

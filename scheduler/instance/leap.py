@@ -16,6 +16,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from scheduler.instance.dealt_pages import DealtPages
 from scheduler.instance.state import State
 from scheduler.instance.step import Growth, Step
 from scheduler.instance.task import Task
@@ -49,8 +50,8 @@ def _repeats(state: State, step: Step) -> bool:
     moves = step.evict or step.preempt or step.lands or step.writes or step.saves
     if not step.chunks or moves or len(step.chunks) != len(state.running):
         return False
-    if state.new_drafter is not None:
-        return False
+    if state.new_drafter is not None or isinstance(state.pages, DealtPages):
+        return False  # of dealt pages, any page of a row may have to be copied in any step
     if any(not one.loads or one.by_layers for one in step.admit):
         return False
     if state.prefilling or state.storing or state.swapping or state.leaving:
@@ -79,10 +80,9 @@ def _steps_left(state: State, task: Task) -> int:
 def _later_growths(state: State, step: Step, steps: int) -> list[tuple[int, int]]:
     """List (number of the step, index of the sequence) of each page that steps 2, 3, ... need, in order."""
     grown = {growth.job for growth in step.grow}
-    found = []
+    size, found = state.pages.page_tokens, []
     for index, task in enumerate(state.running):
         held = len(task.sequence.pages) + (task.id in grown)
-        while (number := state.pages.holds(held) - len(task.sequence.token_ids) + 2) <= steps:
-            found.append((number, index))
-            held += 1
+        first = held * size - len(task.sequence.token_ids) + 2
+        found += [(number, index) for number in range(first, steps + 1, size)]
     return sorted(found)

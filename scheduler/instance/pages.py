@@ -61,10 +61,6 @@ class Pages:
         """Return the number of pages that hold the KV of num_tokens tokens."""
         return pages_for(num_tokens, self.page_tokens)
 
-    def holds(self, count: int) -> int:
-        """Return the tokens of a sequence that so many of its pages hold."""
-        return count * self.page_tokens
-
     def index(self, token: int) -> int:
         """Return which page of a sequence holds a token."""
         return token // self.page_tokens

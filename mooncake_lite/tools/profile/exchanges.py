@@ -10,7 +10,6 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -27,31 +26,27 @@ MEMBERS, PIECE_BYTES, RUNS, LIMIT_S = 2, 1 << 20, 300, 60.0
 def measure_exchange(model: ModelConfig) -> ExchangeSection:
     """Measure sums of the hidden states of one token, and of a chunk of a prompt."""
     row, piece = 4 * model.hidden_size, 4 * model.heads * (model.head_dim + 2)
-    sizes, fd = (row, CHUNK_TOKENS * row), os.memfd_create("exchange")
+    fd = os.memfd_create("exchange")
     try:
         os.ftruncate(fd, SharedExchange.nbytes(MEMBERS, PIECE_BYTES))
-        command = [sys.executable, "-m", __name__, str(fd), *map(str, sizes)]
-        with subprocess.Popen(command, pass_fds=[fd]):
-            short_s, long_s = sums(fd, 0, sizes)
+        with subprocess.Popen([sys.executable, "-m", __name__, str(fd), str(row)], pass_fds=[fd]):
+            short_s, long_s = sums(fd, 0, row)
     finally:
         os.close(fd)
-    each_s = max(1e-12, (long_s - short_s) / (sizes[1] - sizes[0]))
+    each_s = max(1e-12, (long_s - short_s) / (row * (CHUNK_TOKENS - 1)))
     return ExchangeSection(max(1e-7, short_s - each_s * row), (MEMBERS - 1) / each_s, row, piece)
 
 
-def sums(fd: int, member: int, sizes: Sequence[int]) -> list[float]:
-    """Take part in sums of so many bytes, over memory that both processes have. Returns the fastest of each.
+def sums(fd: int, member: int, row_bytes: int) -> list[float]:
+    """Take part in sums of one row and of CHUNK_TOKENS, over memory that both processes have.
 
-    Raises MemberLost if the other process does not come.
+    Returns the seconds of the fastest ones. Raises MemberLost if the other process does not come.
     """
     exchange = SharedExchange(np.frombuffer(mmap.mmap(fd, 0), np.uint8), member, MEMBERS, LIMIT_S)
-    found = []
-    for nbytes in sizes:
-        x = np.zeros(nbytes // 4, np.float32)
-        seconds = timed(partial(exchange.sum, x))
-        found.append(min(seconds() for _ in range(RUNS)))
-    return found
+    rows = (np.zeros(count * row_bytes // 4, np.float32) for count in (1, CHUNK_TOKENS))
+    timers = (timed(partial(exchange.sum, row)) for row in rows)
+    return [min(seconds() for _ in range(RUNS)) for seconds in timers]
 
 
 if __name__ == "__main__":
-    sums(int(sys.argv[1]), 1, [int(nbytes) for nbytes in sys.argv[2:]])
+    sums(int(sys.argv[1]), 1, int(sys.argv[2]))

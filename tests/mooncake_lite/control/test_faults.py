@@ -355,7 +355,7 @@ MISTAKES = {
     "every quarantine ends at once": Mistake(Quarantine, "ended", lambda self, now: list(self._entries), 77),
     "nothing is given up or checked": Mistake(Grants, "check", lambda self, now: [], 117),
     "a lost request is not tried again": Mistake(Requests, "lose", Requests.fail, 117),
-    "epochs do not matter": Mistake(Control, "_is_of_this_epoch", lambda self, event: True, 83),
+    "epochs do not matter": Mistake(Control, "_is_of_this_epoch", lambda self, event: True, 0),
     "attempts do not matter": Mistake(Requests, "current", attempts_do_not_matter, 96),
     "ends are not told": Mistake(Requests, "fail_all", skip, 67),
     "the first answer ends its siblings": Mistake(Reports, "on_decode_ended", first_answer_ends_all, 117),
