@@ -17,7 +17,7 @@ from mooncake_lite.profiles.compute import PassLoad, load_of
 from mooncake_lite.simulator.clock import Action
 from mooncake_lite.simulator.surroundings import Surroundings
 from scheduler.instance import Late, Result, Step, TransferEnded
-from scheduler.instance.step import Chunk, LayerLoad, ReadGroup, WriteGroup, WritePut
+from scheduler.instance.step import Chunk, LayerLoad, WriteGroup, WritePut
 from store.objects import BlockRef
 
 FAILED = "connection reset"
@@ -71,7 +71,8 @@ class VirtualRunner:
         world, hardware = self._world, self._world.hardware
         for read in step.reads:
             came = partial(self._came, read.half, read.places)
-            self._when_all_can(partial(self._move, hardware.read, read.places, blocks_from(read), came))
+            numbers = range(read.first, read.first + len(read.places))
+            self._when_all_can(partial(self._move, hardware.read, read.places, numbers, came))
         for group in step.writes:
             if not group.behind:
                 self._when_all_can(partial(self._write, group, group.places))
@@ -140,7 +141,7 @@ class VirtualRunner:
         """Begin to write a group. moved: what of its blocks takes time now."""
         if not self._is_dead:
             left = partial(self._left, self._ended_halves, group.half, group)
-            self._move(self._world.hardware.write, moved, blocks_from(group), left)
+            self._move(self._world.hardware.write, moved, group.numbers, left)
 
     def _move(self, move: Move, places: Sequence[BlockRef], numbers: Sequence[int], done: Action) -> None:
         """Begin a transfer, which has ended when each member in lockstep has moved its part.
@@ -269,11 +270,6 @@ class VirtualRunner:
             self._step, self._tokens, self._saved, halves, puts, seconds, passes=passes, lost=self._lost,
             late=late,
         )  # fmt: skip
-
-
-def blocks_from(group: ReadGroup | WriteGroup) -> range:
-    """Return the numbers of a group's blocks in their sequence."""
-    return range(group.first, group.first + len(group.places))
 
 
 def longer(load: PassLoad) -> PassLoad:

@@ -113,7 +113,7 @@ class FirstKV(MemberKV):
 class MemberRunner(ExactRunner):
     """The part of one member: it moves blocks' units between the pool and its own staging memory.
 
-    _first   half -> number of its first block in its sequence
+    _first   half -> number of the first block that it reads in its sequence
     """
 
     def __init__(self, part: MemberPart, kv: MemberKV, *parts: Any) -> None:
@@ -124,7 +124,7 @@ class MemberRunner(ExactRunner):
 
     def begin(self, step: Step) -> float:
         """Begin a step, and return when its computing ends."""
-        self._first.update((one.half, one.first) for one in (*step.reads, *step.writes))
+        self._first.update((one.half, one.first) for one in step.reads)
         if step.chunks:
             self.told(step.chunks)
         return super().begin(step)
@@ -184,7 +184,7 @@ class MemberRunner(ExactRunner):
         if isinstance(sent, WritePut):
             numbers, blocks = [self._of_slot[slot] for slot in sent.slots], self._puts.pop(number)
         else:
-            numbers, blocks = range(sent.first, sent.first + len(sent.places)), self._blocks(sent)
+            numbers, blocks = list(sent.numbers), self._blocks(sent)
         own = [n for n, block in enumerate(numbers) if self._part.owns(block)]
         fails = bool(own) and self._dice.random() < self._odds.write_fails
         for n in own:
