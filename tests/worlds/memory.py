@@ -225,7 +225,8 @@ class Uses:
 
     _by            rank that uses them
     _late          rank -> places that bytes of its failed transfers may still reach
-    _gone          ranks that are lost; _unreachable: uses of those that may still write
+    _gone          ranks that are lost; _ended: those whose end was seen
+    _unreachable   uses of those that may still write
     doubts         blocks may have other bytes than the conductor thinks: an earlier conductor has died, or
                    blocks are damaged
     _known         ranks that have joined it
@@ -237,6 +238,7 @@ class Uses:
         self._uses, self._late = dict[UseKey, list[Use]](), dict[int, list[Use]]()
         self._by, self._begun, self.doubts = dict[UseKey, int](), list[UseKey](), False
         self._gone, self._known, self._unreachable = set[int](), set[int](), set[UseKey]()
+        self._ended = set[int]()
 
     @property
     def in_use(self) -> dict[UseKey, list[Use]]:
@@ -316,16 +318,24 @@ class Uses:
                 self._end(key)
 
     def _lost(self, event: ev.RankLost) -> None:
-        """End the uses of a rank that is dead. An unreachable one may write at any time."""
+        """End the uses of an instance that is dead as a whole: any of its ranks may write what it was granted.
+
+        An unreachable one may write at any time.
+        """
         self._end_saves(lambda ref: ref.rank == event.rank)
         self._gone.add(event.rank)
+        self._ended |= {event.rank} if event.ended else set()
+        instance = self._world.shape.config.instance_of(event.rank)
+        first, ended = instance[0], self._ended.issuperset(instance)
         if self.doubts and not event.ended and event.rank not in self._known:
             self._leave(event.rank, 1.0)
-        for key in [key for key in self._uses if self._by[key] == event.rank]:
-            if event.ended:
+        if first not in self._gone:
+            return
+        for key in [key for key in self._uses if self._by[key] == first]:
+            if ended:
                 self._end(key)
             else:
                 self._end_reads(key)
                 self._unreachable.add(key)
-        if event.ended:
-            self._memory.end(self._late.pop(event.rank, ()))
+        if ended:
+            self._memory.end(self._late.pop(first, ()))

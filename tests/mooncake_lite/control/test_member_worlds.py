@@ -14,6 +14,7 @@ from msgspec.structs import replace as changed
 
 from mooncake_lite.control import Control
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.losses import Losses
 from mooncake_lite.engine import members
 from mooncake_lite.engine.flights import Part
 from mooncake_lite.engine.members import Leader, part_of
@@ -30,6 +31,7 @@ from tests.worlds.setting import DrawnSetting
 from tests.worlds.world import FaultWorld
 
 DEATHS, DAMAGE = Faults(rank_lost=1.0), Faults(flipped=1.0)
+UNSEEN = Faults(rank_lost=1.0, unreachable=1.0)
 REQUESTS = 40
 
 
@@ -134,7 +136,11 @@ def test_no_client_of_members_gets_a_wrong_token_whichever_ranks_die() -> None:
     assert terms, "no conductor has died"
 
 
-WHOLE, JOINED = Leader._whole, Leader._joined
+APPLY, JOINED = Losses.apply, Leader._joined
+
+
+def seen_to_end(self: Losses, rank: int, reason: str, ended: bool, now: float) -> None:
+    APPLY(self, rank, reason, ended or len(self._members._instance_of(rank)) > 1, now)
 
 
 def first_part_ends_all(self: Leader, told: Any) -> Iterator[Any]:
@@ -191,6 +197,7 @@ def in_one_row(self: DealtPages, token: int) -> int:
 MISTAKES = {
     "a pass ends although a member has died": Mistake(model.LockstepRunner, "is_stuck", False, 5, DEATHS),
     "a member dies alone": Mistake(Control, "_end_others", nothing_more, 12, DEATHS),
+    "a member that cannot be reached writes nothing": Mistake(Losses, "apply", seen_to_end, 12, UNSEEN),
     "a transfer ends with its first part": Mistake(Leader, "_whole", first_part_ends_all, 5),
     "a part that has failed does not matter": Mistake(Leader, "_joined", problems_do_not_matter, 12),
     "blocks that were read are not compared": Mistake(Leader, "_joined", nothing_is_compared, 5, DAMAGE),
