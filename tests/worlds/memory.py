@@ -318,7 +318,7 @@ class Uses:
                 self._end(key)
 
     def _lost(self, event: ev.RankLost) -> None:
-        """End the uses of an instance that is dead as a whole: any of its ranks may write what it was granted.
+        """End the uses of an instance that is dead as a whole: any rank may write what it was granted.
 
         An unreachable one may write at any time.
         """

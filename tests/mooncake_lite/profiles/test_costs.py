@@ -27,6 +27,7 @@ from mooncake_lite.profiles.file import (
     write_profile,
 )
 from mooncake_lite.profiles.fit import FitError, MeasuredPrompt, error_of, fit_prompts
+from mooncake_lite.tools.profile.exchanges import measure_exchange
 from scheduler.costs import CostConfig, PrefillCost
 from tests import emulation
 
@@ -78,7 +79,11 @@ def test_a_prompt_in_chunks_pays_a_base_for_each() -> None:
 
 @pytest.mark.parametrize(
     ("section", "content"),
-    [("prefill", {"fit": {"base_s": -1}}), ("moves", {"near_bytes_per_s": 0})],
+    [
+        ("prefill", {"fit": {"base_s": -1}}),
+        ("moves", {"near_bytes_per_s": 0}),
+        ("exchange", {"latency_s": 1e-5, "bytes_per_s": 0, "row_bytes": 64, "piece_bytes": 64}),
+    ],
 )
 def test_a_damaged_section_is_refused(tmp_path: Path, section: str, content: dict[str, Any]) -> None:
     path = emulation.profile_file(emulation.model_folder(tmp_path / "model"))
@@ -87,6 +92,26 @@ def test_a_damaged_section_is_refused(tmp_path: Path, section: str, content: dic
     path.write_text(json.dumps(data))
     with pytest.raises(ConfigError, match="is no profile"):
         read_profile(path)
+
+
+def test_a_profile_without_exchanges_serves_no_members_that_are_emulated(tmp_path: Path) -> None:
+    folder = emulation.model_folder(tmp_path / "model")
+    path, model = emulation.profile_file(folder), load_config(folder)
+    emulated = {"model": str(folder), "engine": "emulated", "profile": str(path)}
+    profile_of(ServeConfig(**emulated), folder, model)
+    with pytest.raises(ConfigError, match=r"what an exchange between ranks takes.*measure it anew"):
+        profile_of(ServeConfig(**emulated, tensor_parallel_size=2), folder, model)
+    write_profile(path, read_profile(path).with_section("exchange", measure_exchange(model)))
+    found = profile_of(ServeConfig(**emulated, tensor_parallel_size=2), folder, model).exchange
+    assert (found.row_bytes, found.piece_bytes) == (4 * 128, 4 * 4 * 34)
+
+
+@pytest.mark.parametrize("name", [A800, "SmolLM2-135M-Instruct"])
+def test_profiles_of_the_package_say_what_an_exchange_takes(name: str) -> None:
+    exchange = named_profile(name).exchange
+    assert 5e-6 < exchange.latency_s < 1e-4
+    assert exchange.seconds(exchange.row_bytes, 2) == pytest.approx(exchange.latency_s, rel=0.1)
+    assert exchange.seconds(10**9, 3) == pytest.approx(2e9 / exchange.bytes_per_s, rel=1e-3)
 
 
 # ------------------------------------------------------------------------------ of a cluster
