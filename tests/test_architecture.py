@@ -42,7 +42,9 @@ SYSTEM: dict[str, set[str]] = {
     "ranks": {"config", "control", "engine", "launch", "messages", "model", "profiles", "tracing"},
     "conductor": {"config", "control", "launch", "messages", "model", "profiles", "ranks", "tracing"},
     "planner": {"config", "engine", "profiles", "simulator", "workloads"},
-    "simulator": {"conductor", "config", "control", "engine", "messages", "profiles", "ranks", "workloads"},
+    "simulator": {
+        *("conductor", "config", "control", "engine", "messages", "model", "profiles", "ranks", "workloads"),
+    },
     "labs": set(),
     "tools": {
         "conductor",
