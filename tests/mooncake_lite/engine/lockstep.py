@@ -64,6 +64,7 @@ class Lockstep:
         memory = np.zeros(SharedExchange.nbytes(count, PIECE_BYTES), np.uint8)
         self._exchanges = [SharedExchange(memory, number, count, LIMIT_S) for number in range(count)]
         self._boxes: list[queue.SimpleQueue[bytes]] = [queue.SimpleQueue() for _ in shares]
+        self._idle, self._lock = [threading.Event() for _ in shares], threading.Lock()
         self._decoder, self.error = Decoder(TO_MEMBER), list[BaseException]()
         self._stopping, moves = threading.Event(), self._moves(pool)
         self.told: list[Any] = []
@@ -103,10 +104,15 @@ class Lockstep:
         data = encode(message, DEFAULT_MAX_BYTES)
         if number == len(self._boxes) - 1 and not sender:
             self.told.append(self._decoder.decode(data))
-        self._boxes[number].put(data)
+        with self._lock:
+            self._idle[number].clear()
+            self._boxes[number].put(data)
 
     def _receive(self, number: int, wait_s: float) -> list[Any]:
         box, came = self._boxes[number], list[bytes]()
+        with self._lock:
+            if wait_s and box.empty():
+                self._idle[number].set()
         try:
             came.append(box.get(timeout=wait_s) if wait_s else box.get_nowait())
             while True:
@@ -127,6 +133,7 @@ class Lockstep:
         except BaseException as error:
             self.error.append(error)
             self._lose("a member has failed")
+            self._idle[peers.number].set()
         finally:
             own.close()
 
@@ -135,9 +142,12 @@ class Lockstep:
             exchange.lose(why)
 
     def run(self, step: Step, moved: OnMoved | None = None) -> Result:
-        """Do a step on all members."""
+        """Do a step on all members. Returns when the others have nothing to do, either."""
         try:
-            return self._first.run(step, moved)
+            result = self._first.run(step, moved)
+            for idle in self._idle[1:]:
+                assert idle.wait(LIMIT_S) or self.error, "a member does not come to its end"
+            return result
         except BaseException as error:
             self._lose("the first member has failed")
             raise (self.error or [error])[0] from error

@@ -78,12 +78,11 @@ def alone(model: Model) -> OneRank:
 # ------------------------------------------------------------------------------- contexts that are dealt out
 
 
-@pytest.mark.parametrize("turns", [2, 4])
-@pytest.mark.parametrize("way", ["all at once", "through the pool and back"])
+@pytest.mark.parametrize(("turns", "way"), [(2, "all at once"), (4, "through the pool and back")])
 def test_logits_over_dealt_contexts_have_the_bits_of_one_rank(
     turns: int, way: str, folder: Path, model: Model, alone: OneRank
 ) -> None:
-    pages = (300, 300 if way == "all at once" else {2: 60, 4: 36}[turns])
+    pages = (300, 300 if way == "all at once" else 36)
     options: dict[str, Any] = {"split": True, "reuses": True, "turns": turns, "folder": folder}
     options |= {"preemption": "swap", "keep_logits": True, "pool": new_pool(model)}
     with ranks(model, pages, WHOLE, **options) as rank:
@@ -114,12 +113,12 @@ def test_a_context_of_four_times_the_pages_of_a_member_is_decoded(folder: Path, 
 
 TINY = {"num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16}
 SIZES: dict[str, dict[str, Any]] = {
-    "one and two": {"members": (1, 2)},
-    "three and two": {"members": (3, 2)},
-    "two and one": {"members": (2, 1)},
-    "two, of two stages": {"members": (1, 2), "stages": 2},
-    "two with both duties": {"members": (1, 2), "split": False},
+    "three and two": {"members": (3, 2), "preemption": "swap"},
+    "two and one": {"members": (2, 1), "preemption": "recompute"},
+    "two, of two stages": {"members": (1, 2), "stages": 2, "preemption": "recompute"},
+    "two with both duties": {"members": (1, 2), "split": False, "preemption": "swap"},
 }
+"""Of the instance that prefills, and of the one that decodes."""
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +128,9 @@ def nine_heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return tiny_model("llama", folder, hidden_size=72, **TINY).double(), folder
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("sizes", list(SIZES))
 def test_instances_of_all_sizes_answer_as_the_oracle_and_read_what_others_wrote(
-    sizes: str, preemption: Any, nine_heads: tuple[Any, Path]
+    sizes: str, nine_heads: tuple[Any, Path]
 ) -> None:
     oracle, folder = nine_heads
     model = load_model(folder, batch_invariant=True)
@@ -140,10 +138,9 @@ def test_instances_of_all_sizes_answer_as_the_oracle_and_read_what_others_wrote(
     late = "stages" in options
     limits = Limits(64 if late else 2000, sequences=12, prefills=4, late=late)
     pages = (300, 30) if options["split"] else 30
-    with ranks(model, pages, limits, preemption=preemption, pool=new_pool(model), **options) as rank:
+    with ranks(model, pages, limits, pool=new_pool(model), **options) as rank:
         answered(rank, 1, 64, 100, 130, 200, n=1)
-        kind = "preempted" if preemption == "recompute" else "swapped"
-        assert rank.seen[kind], rank.seen
+        assert rank.seen["preempted" if options["preemption"] == "recompute" else "swapped"], rank.seen
         answered(rank, 1, 64, 100, 130, 200, n=1, name="again ")
         assert rank.seen["reused tokens"] >= 3 * 64, "nothing came from the pool"
         assert_answers(oracle, rank.cases(), partial(go_on, model))

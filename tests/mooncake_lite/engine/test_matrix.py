@@ -51,7 +51,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", some, ids=lambda cell: cell.name)
 
 
-def ranks(cell: Cell, model: Model, folder: Path) -> OneRank:
+def ranks(cell: Cell, model: Model, folder: Path | None = None) -> OneRank:
     config = model.config
     block_nbytes = config.layers * 2 * config.kv_heads * BLOCK_TOKENS * config.head_dim * 4
     whole, tokens = cell.chunk == "whole", 256 if cell.chunk == "whole" else int(cell.chunk)
@@ -89,7 +89,7 @@ def needs_pool(cell: Cell) -> bool:
     )
 
 
-def prompts(chosen: random.Random, vocabulary: int, prefix: int) -> list[list[int]]:
+def prompts(chosen: random.Random, vocabulary: int, prefix: int = PREFIX) -> list[list[int]]:
     """Pairs that share their first tokens, `prefix` of them, of up to 60 tokens more."""
     bodies = [[chosen.randrange(3, vocabulary) for _ in range(prefix)] for _ in range(REQUESTS // 2)]
     ends = [chosen.choice([1, 15, 16, 17, 60]) for _ in range(REQUESTS)]
@@ -117,7 +117,9 @@ def test_an_answer_is_the_oracles_in(
     prefix = LONGER if cell.moves == "turns" else PREFIX
     asked = prompts(chosen, model.config.vocab_size, prefix)
     rank = ranks(cell, model, oracle_and_folder[1])
-    if cell.source == "none":
+    if cell.source == "none" and cell.moves == "turns":
+        asked = [[3 + number, *prompt[1:]] for number, prompt in enumerate(asked)]  # all of them stay long
+    elif cell.source == "none":
         asked = [prompt[number % 2 * prefix :] for number, prompt in enumerate(asked)]
     else:
         for number in range(0, REQUESTS, 2):
