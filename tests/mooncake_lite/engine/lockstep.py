@@ -67,8 +67,6 @@ class Lockstep:
         self._idle, self._lock = [threading.Event() for _ in shares], threading.Lock()
         self._decoder, self.error = Decoder(TO_MEMBER), list[BaseException]()
         self._stopping, moves = threading.Event(), self._moves(pool)
-        self.told: list[Any] = []
-        """Orders to the last member."""
 
         self.engines, self._threads = list[Engine](), list[threading.Thread]()
         for number, share in enumerate(shares):
@@ -84,8 +82,7 @@ class Lockstep:
             layout = BlockLayout(config.layers, len(share.kv_heads), block_tokens, config.head_dim, 4)
             blocks = StagingBlocks(np.zeros(staged * layout.nbytes, np.uint8), layout, engine)
             own = Runner(engine, blocks, moves, engine.compute, part_of(share, whole, unit))
-            receive, tell = partial(self._receive, number), partial(self._tell, number)
-            peers = Peers(range(count), number, receive, tell)
+            peers = Peers(range(count), number, partial(self._receive, number), self._tell)
             if number:
                 follow = threading.Thread(target=self._follow, args=(peers, own), daemon=True)
                 self._threads.append(follow)
@@ -100,10 +97,8 @@ class Lockstep:
         """Return the pool as transfers to a node whose memory is not mapped here."""
         return SimpleNamespace(submit=pool.submit, mapped=lambda rank: None)
 
-    def _tell(self, sender: int, number: int, message: Any) -> None:
+    def _tell(self, number: int, message: Any) -> None:
         data = encode(message, DEFAULT_MAX_BYTES)
-        if number == len(self._boxes) - 1 and not sender:
-            self.told.append(self._decoder.decode(data))
         with self._lock:
             self._idle[number].clear()
             self._boxes[number].put(data)
