@@ -75,7 +75,6 @@ def seconds_together(
     members   that have some heads each: all work is divided, and they make two sums a layer
     turns     in place of members: that have some tokens' KV each. Attention is divided, and they gather its
               pieces once a layer
-
     """
 
     def seconds(load: PassLoad) -> float:
