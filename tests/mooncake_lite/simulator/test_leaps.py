@@ -119,7 +119,7 @@ def test_leaps_and_single_steps_are_equal_in_every_event_with_tight_pages_swaps_
     soak: int,
 ) -> None:
     kinds: Counter[str] = Counter()
-    for seed in (0, 1, 2, 3, 4, 5, 6, 16, 19, 34) if soak == 1 else range(120):  # some preempt, others swap
+    for seed in (0, 1, 2, 3, 4, 6, 9, 11, 16, 34) if soak == 1 else range(120):  # some preempt, others swap
         single, slow, none = played(tight(seed), 1)
         leapt, fast, some = played(tight(seed), 64)
         assert not none["leaps"]
