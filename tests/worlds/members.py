@@ -219,7 +219,7 @@ class LockstepRunner:
         self._near = [Peers(self._ranks, member, lambda wait_s: (), self._tell) for member in range(count)]
         self._leader = Leader(self, self._near[0], self._sums_of)
         self._halves, self._puts = list[TransferEnded](), list[TransferEnded]()
-        self._computed_at = 0.0
+        self._computed_at, self._tell_leader = 0.0, lambda halves: None
 
     @property
     def is_stuck(self) -> bool:
@@ -232,29 +232,37 @@ class LockstepRunner:
         return self._computed_at
 
     def moved(self) -> tuple[Sequence[TransferEnded], Sequence[Late]]:
-        """Take out the transfers of halves of which all members have done their part."""
-        self._join(EMPTY)
+        """Take out the transfers of halves of which all members have done their part, during a step."""
+        self._tell_leader(self._own[0].moved()[0])
         halves, self._halves = self._halves, []
         return halves, []
 
     def end(self) -> Result:
         """Return the result of the step."""
-        halves, _ = self.moved()
+        self._join(EMPTY)
+        halves, self._halves = self._halves, []
         puts, self._puts = self._puts, []
         result = self._own[0].end()
         assert not (self._own[0]._is_dead and result.tokens), "tokens of an instance that has lost a member"
         return replace(result, halves=halves, puts=puts)
 
     def _join(self, step: Step) -> None:
-        joined = self._leader.run(step)
-        assert not joined.late
-        self._halves += joined.halves
+        joined = self._leader.run(step, self._told)
+        self._told(joined.halves, joined.late)
         self._puts += joined.puts
+
+    def _told(self, halves: Sequence[TransferEnded], late: Sequence[Late] = ()) -> None:
+        assert not late
+        self._halves += halves
 
     # ------------------------------------------------------------------------------ for the leader
 
-    def run(self, step: Step, moved: object = None) -> Result:
-        """Begin the first member's part of a step, and tell what has ended of its parts."""
+    def run(self, step: Step, moved: Any = None) -> Result:
+        """Begin the first member's part of a step, and tell what has ended of its parts.
+
+        moved   takes what ends later
+        """
+        self._tell_leader = moved
         if step is not EMPTY:
             self._computed_at = self._own[0].begin(step)
         halves, puts = self._own[0].ended()
