@@ -327,10 +327,10 @@ class Uses:
         self._ended |= {event.rank} if event.ended else set()
         instance = self._world.shape.config.instance_of(event.rank)
         first, ended = instance[0], self._ended.issuperset(instance)
-        if self.doubts and not event.ended and event.rank not in self._known:
-            self._leave(event.rank, 1.0)
         if first not in self._gone:
             return
+        if self.doubts and not ended and first not in self._known:  # a new conductor keeps none of its places
+            self._leave(first, 1.0)
         for key in [key for key in self._uses if self._by[key] == first]:
             if ended:
                 self._end(key)
