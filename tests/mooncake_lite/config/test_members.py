@@ -134,8 +134,8 @@ def test_a_rank_is_told_the_sizes_of_all_instances() -> None:
          "prefill_tensor_parallel_size=2 and pipeline_parallel_size=2: ranks share layers, or parts of each; "
          "leave one of them out"),
         ({**TWO, "layerwise": "on"}, "tensor_parallel_size=2 moves whole blocks; use layerwise=auto"),
-        ({"decode_tensor_parallel_size": 2, "layerwise": "on"},
-         "decode_tensor_parallel_size=2 moves whole blocks; use layerwise=auto"),
+        ({"prefill_tensor_parallel_size": 2, "layerwise": "on"},
+         "prefill_tensor_parallel_size=2 moves whole blocks; use layerwise=auto"),
         ({**DEALT, "decode": 3}, "decode_context_parallel_size=2 does not divide decode=3: use 1 or 3"),
         ({**DEALT, "mode": "colocated"},
          "decode_context_parallel_size=2: its ranks compute no prompts; use --mode pooled or split"),
@@ -325,3 +325,8 @@ def test_only_ranks_that_decode_dealt_contexts_have_pages_in_rows_and_neither_pr
         assert type(other.pages) is Pages
         assert other.new_drafter is not None
         assert type(other.prefix) is not type(dealt.prefix)
+
+
+def test_decode_ranks_load_whole_blocks_so_their_members_do_not_mind_layers() -> None:
+    ServeConfig(decode_tensor_parallel_size=2, layerwise="on")
+    ServeConfig(decode_context_parallel_size=2, layerwise="on")
