@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import signal
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -123,7 +125,7 @@ def run_one(words: dict[str, Any]) -> dict[str, Any]:
 def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
     """Give an executor: `jobs` processes of this host, or the other ranks of an mpirun.
 
-    Processes of this host hear no Ctrl-C, and are ended where this one is interrupted or fails.
+    Processes of this host hear no Ctrl-C, and end where this one is interrupted, fails or is killed.
     """
     executor: Executor
     if mpi:
@@ -131,11 +133,11 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
 
         executor = MPIPoolExecutor()
     else:
-        executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # processes that are started now inherit it
+        executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # what is started now inherits it
         for _ in range(jobs):
             executor.submit(int)
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield executor
     except BaseException:
@@ -144,6 +146,18 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Have this process end with the one that started it, also where that one is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def play_sweep(sweep: Sweep, executor: Executor, told: Callable[[], None]) -> list[list[dict[str, Any]]]:

@@ -282,7 +282,11 @@ def test_requests_that_all_come_at_once_have_no_plan(
     assert "all requests come at once" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_a_plan_and_its_processes_without_a_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_a_plan_that_is_interrupted_or_killed_ends_its_processes_without_a_traceback(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
+    """Ctrl-C comes to all processes of the terminal, at any time; a kill to one."""
     file = write(tmp_path / "long.jsonl", made(KINDS["rag"], 4_000, 6.0, 5))
     process = subprocess.Popen(
         [sys.executable, "-m", "mooncake_lite", "plan", str(file), *LIMITS, "--jobs", "2"],
@@ -291,16 +295,19 @@ def test_ctrl_c_ends_a_plan_and_its_processes_without_a_traceback(tmp_path: Path
     try:
         below = psutil.Process(process.pid)
 
-        def work() -> bool:
-            """Tell whether both processes, beside Python's tracker, have begun: none ignores Ctrl-C then."""
+        def began() -> bool:
+            """Tell whether there are both processes, beside Python's tracker; killed ones have to compute."""
             used_s = [one.cpu_times().user for one in below.children()]
-            return len(used_s) >= 3 and sum(used_s) > 0.5
+            return len(used_s) >= 3 and (sign == signal.SIGINT or sum(used_s) > 0.5)
 
-        assert wait_until(work, patient(60.0))
-        os.killpg(process.pid, signal.SIGINT)
+        assert wait_until(began, patient(60.0))
+        children = below.children()
+        os.killpg(process.pid, sign) if sign == signal.SIGINT else process.kill()
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == (130 if sign == signal.SIGINT else -signal.SIGKILL)
     assert "Traceback" not in said
     assert is_gone(process.pid, limit_s=20)
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
