@@ -19,7 +19,6 @@ import itertools
 import multiprocessing
 import os
 import signal
-import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -36,6 +35,7 @@ from mooncake_lite.errors import ClusterError, ConfigError
 from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.trace_source import TraceSource
+from transport.threads import start_thread
 
 MOST_RUNS = 10_000
 NO_OPTIONS = ("--json", "--plot", "--seed", "--runs", "--kill")
@@ -157,7 +157,7 @@ def _end_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    start_thread("parent", watch)
 
 
 def play_sweep(sweep: Sweep, executor: Executor, told: Callable[[], None]) -> list[list[dict[str, Any]]]:

@@ -66,14 +66,12 @@ class DealtPages(Pages):
 
     def grow(self, held: list[int], num_tokens: int, new: Sequence[int]) -> int | None:
         """Prepare the pages of one sequence for its last token, which is in any page of a row; see Pages."""
-        self.take(new)
-        if self.needed(num_tokens) > len(held):
-            held += new
-            return None
-        at = self.index(num_tokens - 1)
-        last = held[at]
-        if self.used[last] == 1:
-            return None
-        self.used[last] -= 1
-        held[at] = new[0]
-        return last
+        Pages.take(self, new)
+        if len(held) < self.needed(num_tokens):
+            held.extend(new)
+        elif new:
+            at = self.index(num_tokens - 1)
+            held[at], shared = new[0], held[at]
+            self.used[shared] = self.used[shared] - 1
+            return shared
+        return None

@@ -39,7 +39,7 @@ def by_page(name: str, **values: Any) -> int:
     """Return what a formula of the page gives."""
     formulas = dict(
         line.split(" = ", 1)
-        for line in PAGE.partition("```python\n")[2].partition("```")[0].splitlines()
+        for line in PAGE.partition("```formulas\n")[2].partition("```")[0].splitlines()
         if " = " in line
     )
     found = eval(formulas[name], {"ceil": math.ceil, "min": min, "max": max}, values)
