@@ -37,7 +37,7 @@ KINDS = {
 
 COMPILED, DIVIDED = "compiled kernels", "divided files"
 LIMITS = {
-    "starts of clusters": 47,
+    "starts of clusters": 48,
     "gateway processes": 30,
     "lab interpreters": 50,
     COMPILED: 320,
