@@ -16,7 +16,8 @@ from mooncake_lite.errors import ConfigError
 STAGE, MEMBER = "stage", "member"
 FOLLOWERS = (STAGE, MEMBER)
 """Roles of ranks that follow the first one of their instance. A stage has some of the layers, and works on
-other chunks than the stages beside it; a member has a part of each layer, and works in lockstep with all."""
+other chunks than the stages beside it; a member has a part of each layer, or of each context, and works in
+lockstep with all."""
 
 
 Config = Any

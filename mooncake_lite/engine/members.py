@@ -244,7 +244,7 @@ def chained(parts: Seq[TransferEnded], places: Seq[BlockRef]) -> list[list[int]]
 
 
 class WholeBlocks:
-    """Makes the checksums of blocks where they lie, of which each rank has moved some heads."""
+    """Makes the checksums of blocks where they lie: a rank has moved some of their heads, or some of them."""
 
     def __init__(self, transfers: TransferEngine, layout: BlockLayout) -> None:
         self._transfers, self._layout = transfers, layout

@@ -5,13 +5,9 @@ Used by `world.py`. Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from mooncake_lite.config.instances import MEMBER, STAGE
+from mooncake_lite.config.instances import MEMBER
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.messages import RankHello
@@ -64,31 +60,6 @@ class Shape:
     row_costs: tuple[tuple[int, float], ...] = ROW_COSTS
     turns: int = 1
     unit_tokens: int = 0
-
-    def in_stages(self, count: int) -> Shape:
-        """Return the same cluster with a pipeline of `count` ranks in place of each prefill rank."""
-        shape = self._with_more({"prefill": count}, STAGE)
-        return dataclasses.replace(shape, chunked=True, by_layers=False)
-
-    def in_members(
-        self, prefill: int = 1, decode: int = 1, compute: int = 1, context: int = 1, unit_tokens: int = 0
-    ) -> Shape:
-        """Return the same cluster with so many ranks in lockstep in place of each rank of a role.
-
-        context   ranks in place of each decode rank that share contexts, dealt out in units of unit_tokens
-        """
-        sizes = {"prefill": prefill, "decode": decode * context, "compute": compute}
-        shape = self._with_more(sizes, MEMBER)
-        return dataclasses.replace(shape, turns=context, unit_tokens=unit_tokens)
-
-    def _with_more(self, sizes: Mapping[str, int], follower: str) -> Shape:
-        """Return the same cluster with instances of several ranks, all on the node of the first one."""
-        more = [sizes.get(role, 1) - 1 for role in self.config.roles]
-        roles = [one for role, n in zip(self.config.roles, more) for one in (role, *[follower] * n)]
-        nodes = [node for node, n in zip(self.config.nodes, more) for _ in range(1 + n)]
-        segments = [one for size, n in zip(self.segments, more) for one in (size, *[0] * n)]
-        config = replace(self.config, roles=roles, nodes=nodes)
-        return dataclasses.replace(self, config=config, segments=segments)
 
     def in_lockstep(self, rank: int) -> bool:
         """Tell whether a rank is the first of several that compute each pass together."""

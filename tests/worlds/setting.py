@@ -15,6 +15,7 @@ Explained in docs/explain/control.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -22,7 +23,7 @@ from random import Random
 
 from msgspec.structs import replace as changed
 
-from mooncake_lite.config.instances import FOLLOWERS
+from mooncake_lite.config.instances import FOLLOWERS, MEMBER, STAGE
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.control import ControlConfig
 from mooncake_lite.engine.emulated import emulated_drafter
@@ -125,20 +126,32 @@ def drawn_shape(random: Random) -> Shape:
         shape = replace(shape, new_drafter=new_drafter, row_costs=FLAT)
     apart = Random(f"{roles} {nodes} {pool}")  # so that all else is drawn as without pipelines
     if apart.random() < IN_STAGES and "prefill" in roles:
-        return shape.in_stages(apart.choice((2, 3)))
+        staged = with_more(shape, {"prefill": apart.choice((2, 3))}, STAGE)
+        return replace(staged, chunked=True, by_layers=False)
     return in_members(shape, apart) if apart.random() < IN_MEMBERS else shape
 
 
 def in_members(shape: Shape, random: Random) -> Shape:
     """Draw which of its ranks become instances whose ranks work in lockstep."""
     if "compute" in shape.config.roles:
-        return shape.in_members(compute=random.choice((2, 3)))
+        return with_more(shape, {"compute": random.choice((2, 3))}, MEMBER)
     prefill, decode, context = random.choice(
         ((2, 1, 1), (3, 1, 1), (1, 2, 1), (1, 3, 1), (2, 3, 1), (3, 2, 1), (1, 1, 2), (1, 1, 3), (2, 1, 2))
     )
-    return shape.in_members(
-        prefill=prefill, decode=decode, context=context, unit_tokens=random.choice(UNIT_TOKENS)
-    )
+    together = with_more(shape, {"prefill": prefill, "decode": decode * context}, MEMBER)
+    return replace(together, turns=context, unit_tokens=random.choice(UNIT_TOKENS))
+
+
+def with_more(shape: Shape, sizes: Mapping[str, int], follower: str) -> Shape:
+    """Return a cluster with instances of several ranks, all on the node of the first one.
+
+    sizes   ranks in place of each rank of a role
+    """
+    more = [sizes.get(role, 1) - 1 for role in shape.config.roles]
+    roles = [one for role, n in zip(shape.config.roles, more) for one in (role, *[follower] * n)]
+    nodes = [node for node, n in zip(shape.config.nodes, more) for _ in range(1 + n)]
+    segments = [one for size, n in zip(shape.segments, more) for one in (size, *[0] * n)]
+    return replace(shape, config=changed(shape.config, roles=roles, nodes=nodes), segments=segments)
 
 
 def at_once(shape: Shape) -> float:
