@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 CODE := mooncake_lite kernels_numba transport store scheduler tests tutorials
 
-.PHONY: help venv demo test check bench soak clean
+.PHONY: help venv demo test check bench paper questions soak clean
 
 help:
 	@echo "make demo    install, pull the model, start clusters of 4 or 5 ranks, play six scenes (3 to 5 minutes)"
@@ -106,6 +106,11 @@ bench: $(STAMP)
 # half an hour on two cores. Results that are there are kept.
 paper: $(STAMP)
 	@$(BIN)/python docs/tools/make_paper.py "$(MOONCAKE_LITE_TRACES)"
+
+# The questions that the paper leaves open, and their pages. Results that are there are kept; Ctrl-C keeps each run
+# that has ended.
+questions: $(STAMP)
+	@$(BIN)/python docs/tools/make_questions.py
 
 # Property tests, and others that repeat something, with SOAK times their examples, drawn anew. A failure prints
 # how to repeat it.

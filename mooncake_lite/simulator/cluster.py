@@ -43,6 +43,7 @@ from scheduler.instance.foreseen import Foreseen
 from scheduler.instance.task import NewDrafter
 from store.allocator import padded_size
 from store.layout import BlockLayout
+from store.policies import policy_factory
 
 NO_SIZES = {
     "tensor_parallel_size": 1, "prefill_tensor_parallel_size": 0, "decode_tensor_parallel_size": 0,
@@ -99,6 +100,8 @@ class Cluster:
     acceptance   probability that a draft after right ones is right; 0: there are no drafts
     margin       factor on these limits for admission, so that a small error makes no request late
     sizes        ranks of an instance, as serve's options name them; each has a node of its own. Left out: 1
+    eviction     policy that evicts blocks from the pool's DRAM
+    control      further fields of the control plane's configuration, by name
     """
 
     profile: Profile
@@ -125,6 +128,8 @@ class Cluster:
     acceptance: float = 0.0
     margin: float = 1.0
     sizes: Mapping[str, int] = field(default_factory=dict)
+    eviction: str = "lru"
+    control: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         mode = MODES[self.mode]
@@ -154,6 +159,10 @@ class Cluster:
             raise ConfigError("--one-node has no links between nodes: leave out --link-gbps")
         if self.kv_bytes < self.layout.nbytes:
             raise ConfigError(f"--kv-cache-bytes {self.kv_bytes}: a block has {self.layout.nbytes:,} bytes")
+        try:
+            policy_factory(self.eviction)
+        except ValueError as error:
+            raise ConfigError(f"--eviction: {error}") from None
         if self.mode == "pooled" and self.node_blocks < 1:
             raise ConfigError(f"--node-dram {self.node_bytes}: a block has {self.layout.nbytes:,} bytes")
 
@@ -278,10 +287,11 @@ class Cluster:
     def _config(self, roles: list[str], nodes: list[int], requests: int) -> ControlConfig:
         limits = (inf, inf) if self.admission == "none" else (self.ttft_s, self.tbt_s)
         ttft_s, tbt_s = (self.margin * limit for limit in limits)
-        return ControlConfig(
+        made = ControlConfig(
             layout=astuple(self.layout), roles=roles, nodes=nodes, max_queue=requests, mode=self.mode,
             policy=self.policy, admission=self.admission, queue=self.queue, costs=self.costs,
-            saves=self.ssd_bytes > 0 and "store" in roles,
+            eviction=self.eviction, saves=self.ssd_bytes > 0 and "store" in roles,
             prefetches=self.overlaps and self.mode == "pooled" and self._turns == 1,
             classes=[ServiceClass(name="standard", slo_ttft_s=ttft_s, slo_tbt_s=tbt_s)],
         )  # fmt: skip
+        return replace(made, **self.control)

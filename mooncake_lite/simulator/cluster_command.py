@@ -102,6 +102,10 @@ def _sizes(command: Any) -> Any:
 @click.option("--policy", default="kvcache-centric", show_default=True, type=click.Choice(list(POLICIES)))
 @click.option("--admission", default="none", show_default=True, type=click.Choice(list(ADMISSIONS)))
 @click.option("--queue", default="fcfs", show_default=True, type=click.Choice(list(QUEUES)))
+@click.option(
+    "--eviction", default="lru", show_default=True, metavar="POLICY",
+    help="Evicts blocks from the pool's DRAM: lru, lfu, arc, s3fifo, ... [+second-hit].",
+)  # fmt: skip
 @click.option("--link-gbps", type=POSITIVE, help="Of a node's link, each way.  [default: the profile's]")
 @click.option("--node-dram", type=Bytes(), help="Lent to the pool by a node.  [default: 1TB; colocated: 0]")
 @click.option("--ssd", default="0", show_default=True, type=Bytes(), help="SSD tier of such a node.")
@@ -274,8 +278,9 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
         sharing=words["prefix_sharing"] or ("off" if mode == "pooled" else "hash"),
         overlaps=words["overlap_transfers"], layerwise=words["layerwise"],
         acceptance=words["speculate"], policy=words["policy"],
-        admission=words["admission"], queue=words["queue"], ttft_s=words["slo_ttft_ms"] / 1000,
-        tbt_s=words["slo_tbt_ms"] / 1000, sizes={name: words[name] for name in NO_SIZES},
+        admission=words["admission"], queue=words["queue"], eviction=words["eviction"],
+        ttft_s=words["slo_ttft_ms"] / 1000, tbt_s=words["slo_tbt_ms"] / 1000,
+        sizes={name: words[name] for name in NO_SIZES},
     )  # fmt: skip
 
 

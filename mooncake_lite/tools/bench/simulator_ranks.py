@@ -82,8 +82,8 @@ class Ranks:
         """Return the same ranks, with what serving takes besides in their profile."""
         return replace(self, profile=self.profile.with_section("overheads", overheads))
 
-    def serve(self) -> AbstractContextManager[Cluster]:
-        """Start it. Raises ClusterError."""
+    def serve(self, *more: str) -> AbstractContextManager[Cluster]:
+        """Start it. more: further flags of `serve`. Raises ClusterError."""
         counts = [word for role, count in self.nodes.items() for word in (f"--{role}", str(count))]
         engine = ("--engine", "emulated") if self.sleeps else THREADS
         flags = [
@@ -92,6 +92,7 @@ class Ranks:
             *("--max-num-batched-tokens", str(self.chunk_tokens), "--kv-cache-bytes", str(KV_BYTES)),
             *("--pool-bytes", str(self.pool_bytes), "--max-model-len", str(CONTEXT_TOKENS)),
             *("--admission", "none", "--max-queue", "10000"),
+            *more,
         ]
         return started(flags, self.profile)
 

@@ -378,6 +378,21 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.quick
+def test_a_pool_that_admits_what_comes_twice_evicts_no_unique_prompt_and_the_control_plane_is_told() -> None:
+    trace = trace_of(*((float(at), 2048, 2, []) for at in range(8)))
+    small = one_each(node_bytes=10 * 167_772_160)
+    kept, filtered = played(small, trace), played(replace(small, eviction="lru+second-hit"), trace)
+
+    assert kept.pool["evictions"] > 0
+    assert filtered.pool["evictions"] == 0
+    assert filtered.pool["puts_not_admitted"] == 8 * 4
+    with pytest.raises(ConfigError, match="--eviction: no eviction policy is called 'mru'"):
+        replace(small, eviction="mru")
+    told = replace(small, control={"balancing_threshold": 9.0})
+    assert told.setting(TraceSource(trace), 1).shape.config.balancing_threshold == 9.0
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -408,6 +423,8 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         (["--ssd", "1TB", "--ssd-gbps", "0"], "0.0 is not in the range"),
         (["--ssd", "1MB"], "--ssd 1000000: a block has 167,772,160 bytes"),
+        (["--eviction", "mru"], "--eviction: no eviction policy is called 'mru'; there are lru, lfu"),
+        (["--eviction", "belady"], "--eviction: belady needs the future"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(
