@@ -108,16 +108,18 @@ def must_be_possible(place: str, name: str, number: float) -> None:
 
 
 def compared(task: LabTask, cost: Counted, predicted: float) -> str:
-    """Return how a prediction compares with what was counted and with what is needed.
+    """Return how a prediction compares with what was counted and with our own count.
 
-    Either may be near it. A count above the limit does not matter: no right prediction is as high.
+    It may be near either. A count above the limit does not matter: no right prediction is as high.
     """
-    good = near(predicted, cost.needed) or (cost.value <= cost.limit and near(predicted, cost.value))
-    needed = f"; {cost.needed:,} are needed" if cost.value != cost.needed else ""
-    allowed = f", and {cost.limit:,} are allowed" if needed and cost.limit != cost.needed else ""
+    near_own = cost.value <= cost.limit and near(predicted, cost.value)
+    ours = f"; our solution has {cost.needed:,}" if cost.value != cost.needed else ""
+    allowed = f", and {cost.limit:,} are allowed" if ours and cost.limit != cost.needed else ""
+    of = "that count" if near_own or not ours else "ours" if near(predicted, cost.needed) else "either"
+    good = near_own or near(predicted, cost.needed)
     return (
-        f"{task.cost.name}: you predicted {predicted:,g}, {'within' if good else 'not within'} {WITHIN}x; "
-        f"{cost.value:,} {task.cost.unit} were counted{needed}{allowed}"
+        f"{task.cost.name}: {cost.value:,} {task.cost.unit} were counted{ours}{allowed}. You predicted "
+        f"{predicted:,g}, {'within' if good else 'not within'} {WITHIN}x of {of}"
     )
 
 

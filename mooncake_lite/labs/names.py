@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.regions import FunctionNode, find
 
+INNER = ("gi_", "cr_", "ag_", "tb_", "f_", "co_")
+"""How attributes of generators, coroutines, tracebacks, frames and code begin: they lead to all names."""
+
 
 def forbidden(lab: Lab, task: LabTask, function: FunctionNode, source: str) -> list[str]:
     """Return what a region uses and may not, as messages with lines; empty when all is well.
@@ -39,6 +42,8 @@ def _uses(body: list[ast.stmt], allowed: set[str], private: set[str]) -> Iterato
         elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr not in private:
             why = "no name that begins with _ may follow a dot, unless the sheet lists it for this task"
             yield line, f"uses the private attribute {node.attr}; {why}"
+        elif isinstance(node, ast.Attribute) and node.attr.startswith(INNER) and node.attr not in private:
+            yield line, f"uses {node.attr}, an attribute of Python's own frames and code"
 
 
 def _arguments(function: FunctionNode | ast.Lambda) -> Iterator[str]:

@@ -136,6 +136,8 @@ def test_a_body_is_refused_as_too_deep_where_python_itself_cannot_read_it(deep: 
         ("import os", "imports"),
         ("open('x')", "uses the name open"),
         ("self.take.__globals__", "private attribute __globals__; no name that begins with _"),
+        ("held.gi_frame", "uses gi_frame, an attribute of Python's own frames and code"),
+        ("[held.tb_frame.f_back]", "uses f_back, an attribute of Python's own frames"),
         ("global take", "outer name take"),
         ("[os for os in held]; eval('1')", "uses the name eval"),
     ],
