@@ -3,7 +3,7 @@
 An argument of gather_blocks and scatter_blocks, whose kernels (codec_kernels.py) encode and decode while they
 move; here are the names, the sizes, the layouts, and v0 of each in NumPy, the oracle of the tests. Loads
 neither numba nor torch, so that a store rank may ask for sizes. What each costs in accuracy, measured:
-docs/reference/kv-codecs.md.
+docs/explain/questions/09-codecs.md.
 
 Every codec keeps the order of a plain block, and encodes each *unit*, one head's keys or values of one layer:
 
@@ -30,7 +30,7 @@ import numpy as np
 from kernels_numba.errors import RangeError, ShapeError
 
 GROUP = 32
-"""Channels that share a scale in int4. With 16, a tenth fewer tokens change; with 64, a third more."""
+"""Channels that share a scale in int4. With 16, hardly fewer tokens change; with 64, a third more."""
 
 _NAN_SCALE = 0x7FC0
 _LEAST_SCALE = 0x0080
