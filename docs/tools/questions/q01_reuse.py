@@ -144,7 +144,7 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
         "half of the prompts before and after a template share nothing": max(of["share_p50_viral"]) == 0,
         "agents that pause reuse as much": abs(of["wait_reused"].middle - of["reused_agents"].middle) < 0.01,
         "pauses turn it within the sweep, at the end": of["turns"] == of["longest"],
-        "a live pool reuses what a replay says": all(
+        "live ranks reuse what a replay says": all(
             abs(of[f"served_{kind}"] - of[f"replayed_{kind}"]) < 0.01 for kind in LIVE
         ),
     }
