@@ -13,13 +13,15 @@ from typing import Any
 
 from mooncake_lite.simulator.cluster_command import cluster, cluster_of, result_of
 from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.replay import replay, workload_of
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.simulator.workload import Request
 from mooncake_lite.tools.bench.cluster import model_folder
 from mooncake_lite.tools.bench.simulator_ranks import Ranks, few_layers
 from mooncake_lite.tools.profile.overheads import sleeping_profile
 from mooncake_lite.workloads.metrics import Record, summary
-from mooncake_lite.workloads.traces import Trace, read_trace
+from mooncake_lite.workloads.traces import BLOCK_TOKENS, Trace, read_trace
+from store.policies import policy_factory
 
 SEEDS = (1, 2, 3)
 
@@ -172,6 +174,26 @@ def emulated(divide: int, **nodes: int) -> Iterator[Ranks]:
     with TemporaryDirectory(prefix="mooncake-lite-question-") as place:
         folder = few_layers(model_folder(None), Path(place))
         yield Ranks(folder, sleeping_profile(folder), nodes, True, 512 // divide, 512, 64)
+
+
+KV_BYTES = 3_072
+"""Of a token on these ranks."""
+
+
+def pooled_reuse(trace: Trace, eviction: str, blocks: int) -> Found:
+    """Serve a divided trace live from one pool of so many blocks, and replay it with as many.
+
+    Returns the shares of its prompt tokens that were there: served, and replayed. Ranks share no pages.
+    """
+    workload, size = workload_of(trace, complete_only=True), trace.block_tokens
+    flags = ("--eviction", eviction, "--pool-bytes", str(blocks * size * KV_BYTES), "--prefix-sharing", "off")
+    with (
+        emulated(BLOCK_TOKENS // size, prefill=1, decode=1, store=1) as ranks,
+        ranks.serve(*flags) as cluster,
+    ):
+        served = ranks.live(cluster.port, trace, 1, lambda: None)["hit_rate"]["all"]
+    hits = replay(workload, policy_factory(eviction)(blocks), blocks).hits
+    return {"served": served, "replayed": hits * size / sum(one.input_length for one in trace.requests)}
 
 
 def public_trace(name: str) -> Trace:
