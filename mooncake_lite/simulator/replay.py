@@ -69,12 +69,16 @@ def workload_of(trace: Trace, *, complete_only: bool = False) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one replay came to, in blocks: hits as the paper's table counts them; misses were not there."""
+    """What one replay came to, in blocks: hits as the paper's table counts them; misses were not there.
+
+    by_request   the hits of each request, in order
+    """
 
     references: int
     hits: int
     misses: int
     evictions: int
+    by_request: Sequence[int] = ()
 
     @property
     def hit_rate(self) -> float:
@@ -89,8 +93,9 @@ def replay(
     present: set[int] = set()
     facts = workload.facts
     hits = misses = evictions = untold = 0
+    by_request = list[int]()
     for number, (now, ids) in enumerate(workload.requests):
-        leading = True
+        leading, before = True, hits
         for item in ids:
             if item in present:
                 policy.on_access(item, now)
@@ -107,9 +112,10 @@ def replay(
                 policy.on_remove(victim, evicted=True)
                 present.remove(victim)
                 evictions += 1
+        by_request.append(hits - before)
         untold += len(ids)
         if number % REPORT_EVERY == REPORT_EVERY - 1:
             told(untold)
             untold = 0
     told(untold)
-    return Counted(workload.references, hits, misses, evictions)
+    return Counted(workload.references, hits, misses, evictions, by_request)

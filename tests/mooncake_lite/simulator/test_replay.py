@@ -28,7 +28,8 @@ def trace_of(*prompts: list[int], length: int | None = None) -> Trace:
 def test_a_small_trace_gives_the_hits_that_were_counted_by_hand() -> None:
     workload = workload_of(trace_of([1, 2, 3], [1, 2, 4], [5, 6], [1, 2, 3], [5, 7]))
     # unbounded: 0, then 1 2, then 0, then 1 2 3, then 5
-    assert replay(workload, policy_factory("lru")(100), 100).hits == 6
+    unbounded = replay(workload, policy_factory("lru")(100), 100)
+    assert (unbounded.hits, unbounded.by_request) == (6, [0, 2, 0, 3, 1])
     # 4 blocks: 1 2 hit; 5 6 push out 3 and 1; then every block pushes out the one wanted next
     counted = replay(workload, policy_factory("lru")(4), 4)
     assert (counted.hits, counted.misses, counted.evictions, counted.references) == (2, 11, 7, 13)
