@@ -216,12 +216,12 @@ class State:
         prefill, decode = self.prefills[placement.prefill], self.decodes[placement.decode]
         assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
         assert self.decode_of(prefill.instance) in (None, decode), "another one decodes what it prefills"
-        held = self.held.place(request)
+        held = self.held.place(request, now)
         prefill_s = self._prefill_s(request, placement.cached_tokens)
         key = FIRST if front else held.key if held else self.queue.key(request, prefill_s, now)
         placed = self._placed[request_id] = Placed(request, placement, prefill_s, key)
         self._enqueue(prefill, placed, front)
-        self._take_slots(decode, placed, request.n)
+        self._take_slots(decode, placed, request.n, now)
         self._look_at(prefill)
         self.decode_load.expects(request_id, request.n, now + placement.terms.ttft_s)
         self.num_placed += 1
@@ -231,9 +231,9 @@ class State:
         request_id, decode = request.request_id, self.decodes[placement.decode]
         assert request_id not in self._placed, f"request {request_id} has a place already"
         assert decode.free >= request.n, f"decode instance {decode.instance} has no free slot"
-        self.held.place(request)
+        self.held.place(request, now)
         placed = self._placed[request_id] = Placed(request, placement, decodes=True)
-        self._take_slots(decode, placed, request.n)
+        self._take_slots(decode, placed, request.n, now)
         self.decode_load.begins(request_id, request.n, now)
 
     def startable(self) -> str | None:
@@ -344,24 +344,24 @@ class State:
         self.flows.end(placed.request.request_id)
         self.prefill_columns.show(prefill)
 
-    def keep_slots(self, request_id: str, slots: int) -> None:
+    def keep_slots(self, request_id: str, slots: int, now: float) -> None:
         """Free all decode slots of a request but these: its other answers have ended."""
         placed = self._placed[request_id]
-        self._take_slots(self.decodes[placed.placement.decode], placed, slots)
+        self._take_slots(self.decodes[placed.placement.decode], placed, slots, now)
         self.decode_load.keeps(request_id, slots)
 
-    def _take_slots(self, decode: DecodeInstance, placed: Placed, slots: int) -> None:
+    def _take_slots(self, decode: DecodeInstance, placed: Placed, slots: int, now: float) -> None:
         """Give a request this many slots, more or fewer than it has."""
         name = placed.request.request_id
         more = decode.take(name, slots, placed.request.context, coming=not placed.decodes)
-        self.held.slots.keep(name, slots)
+        self.held.keep(name, slots, now)
         self._free_decode_slots -= more
         self.freed_slots += more < 0
         self.decode_columns.show(decode)
 
     def forget(self, request_id: str, now: float) -> None:
         """Remove a request from all books. An unknown one changes nothing."""
-        if held := self.held.leave(request_id):
+        if held := self.held.leave(request_id, now):
             self._stop_waiting(held.request, started=False)
         placed = self._placed.pop(request_id, None)
         if placed is None:
@@ -378,7 +378,7 @@ class State:
         elif request_id in prefill.running:
             self._leave_slot(prefill, placed, now, is_done=False)
             self._look_at(prefill)
-        self._take_slots(self.decodes[placed.placement.decode], placed, 0)
+        self._take_slots(self.decodes[placed.placement.decode], placed, 0, now)
 
     def placement_of(self, request_id: str) -> Placement:
         """Return the placement of a request that has one."""

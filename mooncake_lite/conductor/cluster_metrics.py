@@ -40,6 +40,9 @@ HELP = {
     "num_requests_waiting": "Requests accepted whose prefill has not begun",
     "num_requests_running": "Requests in prefill or decode",
     "requests_by_stage": "Open requests by the stage of their life",
+    "queue_wait_seconds_total": "Waits for decode slots of the requests that the bound of the queue counts",
+    "queue_wait_bound_seconds_total": "What these waits may be at most, with --queue predicted",
+    "queue_bound_exceeded_total": "Requests that began later than the bound of the queue says: none",
     "prefill_requests_waiting": "Requests in the queue of a prefill rank",
     "prefill_requests_running": "Requests that occupy a prefill slot of a rank",
     "rank_up": "1 while a rank works, 0 before it has joined and once it is lost; first: of its instance",
@@ -79,6 +82,15 @@ def request_samples(
         found.append(("prefill_requests_waiting", labels, len(prefill.queue)))
         found.append(("prefill_requests_running", labels, len(prefill.running)))
     return [Metric(name, "gauge", HELP[name], labels, float(value)) for name, labels, value in found]
+
+
+def bound_samples(control: Control) -> list[Metric]:
+    """Return the bound of the queue as of the last event, and what it bounds; nothing where there is none."""
+    if (bound := control.state.held.bound()) is None:
+        return []
+    names = ("queue_wait_seconds_total", "queue_wait_bound_seconds_total", "queue_bound_exceeded_total")
+    values = (bound.waited_s, bound.most_s, bound.late)
+    return [Metric(name, "counter", HELP[name], {}, float(value)) for name, value in zip(names, values)]
 
 
 def rank_samples(control: Control) -> list[Metric]:
@@ -214,5 +226,6 @@ def cluster_samples(
     samples += segment_samples(segments) + class_samples(config.classes, directory.class_blocks())
     samples += rank_samples(control)
     samples += request_samples(control.requests.stages, state.prefills.values(), config.roles)
+    samples += bound_samples(control)
     samples.append(Metric("events_ignored_total", "counter", HELP["events_ignored_total"], {}, ignored))
     return bounded(samples)

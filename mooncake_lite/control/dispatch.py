@@ -128,7 +128,8 @@ class Dispatcher:
         """
         if now >= self.closes_at:
             self._refuse_waiting(now)
-        while not (self.closed or self.learning):
+        self._state.held.is_served = is_served = not (self.closed or self.learning)
+        while is_served:
             request = self._state.held.head() if self._state.held else None
             if request is not None and (self._state.freed_slots, request.request_id) != self._stuck:
                 self._place(self._requests[request.request_id], request, now)

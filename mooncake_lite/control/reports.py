@@ -62,7 +62,7 @@ class Reports:
             self._requests.end_answered(record, now)
         else:
             self._state.end_prefill(record.request_id, now)
-            self._state.keep_slots(record.request_id, len(record.branches))
+            self._state.keep_slots(record.request_id, len(record.branches), now)
             self._decode(record, now)
 
     def _prefilled(
@@ -147,7 +147,7 @@ class Reports:
         if len(record.branches) > 1:
             self._swaps.end(ended, now)
             self._requests.answered(record, ended.branch)
-            self._state.keep_slots(record.request_id, len(record.branches))
+            self._state.keep_slots(record.request_id, len(record.branches), now)
         elif record.stage is Stage.CANCELLED:
             self._requests.finish(record, now)
         else:
@@ -195,6 +195,6 @@ class Reports:
             self._directory.revoke_owner(kept.owner, now)
         record.branches.remove(preempted.branch)
         if record.branches:
-            self._state.keep_slots(record.request_id, len(record.branches))
+            self._state.keep_slots(record.request_id, len(record.branches), now)
         else:
             self._requests.end_answered(record, now)

@@ -300,6 +300,11 @@ def show(result: dict[str, Any], wall_s: float) -> None:
         for name, one in result["mechanisms"].items()
     ]
     wide_console().print(f"tried: {', '.join(mechanisms) or 'nothing'}", highlight=False)
+    if bound := result.get("queue_bound"):
+        wide_console().print(
+            "waits for decode slots: {waited_s:,.0f} s, at most {most_s:,.0f} s by the bound of the queue; "
+            "{late} of {requests:,} begin later than it says".format(**bound), highlight=False,
+        )  # fmt: skip
     if result["guesses"]:
         words = ", ".join(f"{name} {rate * 8 / 1e9:g} Gbit/s" for name, rate in result["guesses"].items())
         wide_console().print(f"guessed, because the profile lacks them: {words}", highlight=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from mooncake_lite.workloads.metrics import (
     spread_of,
     summary,
 )
+from scheduler.plain_alone import Bound
 
 TBT_LIMITS_MS = (50, 60, 70, 80, 90, 100, 120, 200, 300)
 """Limits on TBT for which shares are told; those of the paper are among them (FAST'25, figures 1 and 9)."""
@@ -76,6 +77,7 @@ class Outcome:
     copies       copies of a block in DRAM -> blocks with so many, when the last request had come
     mechanisms   name -> how often it was tried, and how often it failed; pool: what the directory counted
     killed       role and time of each rank that died
+    bound        of the waits for decode slots, where the queue gives one
     """
 
     records: list[Record]
@@ -90,6 +92,7 @@ class Outcome:
     mechanisms: dict[str, dict[str, int]]
     pool: dict[str, int]
     killed: Sequence[tuple[str, float]] = ()
+    bound: Bound | None = None
 
     @classmethod
     def of(
@@ -129,6 +132,7 @@ class Outcome:
             dict(sorted(control.mechanisms.counts.items())),
             control.directory.counters,
             killed,
+            control.state.held.bound(inf),
         )
 
     @property
@@ -182,6 +186,7 @@ class Outcome:
             "copies": self.copies,
             "mechanisms": self.mechanisms,
             "pool": self.pool,
+            **({} if self.bound is None else {"queue_bound": self.bound._asdict()}),
             "decode_load_swing": float(np.std(self.loads.decode)) if self.loads.decode else None,
             "loads": self.loads.columns,
         }

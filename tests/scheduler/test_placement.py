@@ -240,7 +240,7 @@ def test_answers_to_one_prompt_take_a_slot_each_on_one_instance_until_they_end()
         assert placed(state, name, n=3).decode == instance
         state.check()
     assert isinstance(choose(state, request("c", n=2), 0.0), s.Wait), "two slots are free, on two instances"
-    state.keep_slots("b", 2)
+    state.keep_slots("b", 2, 0.0)
     state.check()
     choice = choose(state, request("c", n=2), 0.0)
     assert isinstance(choice, s.Placement)

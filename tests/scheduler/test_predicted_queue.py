@@ -1,4 +1,4 @@
-"""The promise of the queue `predicted`, whatever is predicted. It is stated in scheduler/trusted_slots.py.
+"""The promises of the queue `predicted`. They are stated and proven in scheduler/queues/predicted.py.
 
 One server with k decode slots, p of them plain. Prefills take no time, and service times are fixed.
 """
@@ -6,7 +6,8 @@ One server with k decode slots, p of them plain. Prefills take no time, and serv
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from math import inf
+from itertools import permutations
+from math import floor, inf
 from random import Random
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scheduler as s
+from scheduler.plain_alone import Bound
 from scheduler.queues.contract import Queue
 from scheduler.queues.fcfs import FCFS
 from scheduler.queues.predicted import Predicted
@@ -39,6 +41,11 @@ class Job(NamedTuple):
 
 def starts(queue: Queue, slots: int, jobs: list[Job]) -> list[float]:
     """When each job gets its slots; inf: never."""
+    return played(queue, slots, jobs)[0]
+
+
+def played(queue: Queue, slots: int, jobs: list[Job]) -> tuple[list[float], Bound | None]:
+    """When each job gets its slots, and the bound that was computed meanwhile."""
     state = s.State(10**6, queue=queue)
     state.add_instance(1, 0, ["prefill"], len(jobs))
     state.add_instance(2, 0, ["decode"], slots)
@@ -52,12 +59,14 @@ def starts(queue: Queue, slots: int, jobs: list[Job]) -> list[float]:
             state.wait_in_line(request(number, jobs[number]), now)
         else:
             state.forget(f"{number}", now)
+        if events and events[0][0] == now:
+            continue
         while (head := state.held.head()) is not None and len(state.open_prefills(head.n)):
             state.place(head, s.Placement(head.request_id, 1, 2, False, 0, NO_TERMS), now)
             begun[int(head.request_id)] = now
             heappush(events, (now + jobs[int(head.request_id)].work_s, 0, int(head.request_id)))
         state.check()
-    return begun
+    return begun, state.held.bound(inf)
 
 
 def request(number: int, job: Job) -> s.Request:
@@ -90,6 +99,72 @@ def test_no_request_starts_later_than_first_come_first_served_on_the_plain_slots
     alone = on_plain_slots_alone(plain, jobs)
     for ours_s, theirs_s in zip(starts(Predicted(trust), slots, jobs), alone):
         assert ours_s <= theirs_s + 1e-9
+
+
+@given(jobs=ANY, slots=st.integers(2, 6), trust=st.sampled_from([0.5, 0.75]), wide=st.booleans())
+@QUICK
+def test_the_bound_that_is_computed_is_that_of_the_plain_slots_alone(
+    jobs: list[Job], slots: int, trust: float, wide: bool
+) -> None:
+    """With a request that needs trusted slots besides, the bound begins it when it really begins."""
+    plain = slots - floor(trust * slots)
+    jobs = [job._replace(n=min(job.n, slots if wide else plain)) for job in jobs]
+    begun, bound = played(Predicted(trust), slots, jobs)
+    arrived_s = sum(job.arrived_s for job in jobs)
+    assert bound is not None
+    assert (bound.requests, bound.late) == (len(jobs), 0)
+    assert bound.waited_s == pytest.approx(sum(begun) - arrived_s)
+    assert bound.waited_s <= bound.most_s + 1e-6
+    if not wide:
+        assert bound.most_s == pytest.approx(sum(on_plain_slots_alone(plain, jobs)) - arrived_s)
+
+
+def best_sum(slots: int, work_s: list[float]) -> float:
+    """The least sum of times from the start to the ends: of all orders, each as early as it can be."""
+    best = inf
+    for order in permutations(sorted(work_s)):
+        free_s, total = [0.0] * slots, 0.0
+        for one in order:
+            free_s[0] += one
+            total += free_s[0]
+            free_s.sort()
+        best = min(best, total)
+    return best
+
+
+@given(
+    work=st.lists(TENTHS, min_size=1, max_size=5),
+    predicted=st.lists(TENTHS, min_size=7, max_size=7),
+    slots=st.integers(1, 3),
+    trust=st.sampled_from([0.34, 0.5, 0.67, 1.0]),
+    kind=st.sampled_from(["perfect", "any", "reversed"]),
+)
+@settings(max_examples=examples(200))
+def test_both_promises_hold_against_the_best_of_all_orders(
+    work: list[float], predicted: list[float], slots: int, trust: float, kind: str
+) -> None:
+    """All wait from the start. `make soak` tries 10,000 cases."""
+    told = {"perfect": work, "any": predicted, "reversed": [50.0 - one for one in work]}[kind]
+    jobs = [Job(0.0, one, y) for one, y in zip(work, told)]
+    q = floor(trust * slots)
+    ours = sum(starts(Predicted(trust), slots, jobs)) + sum(work)
+    if slots > q:
+        assert ours <= sum(on_plain_slots_alone(slots - q, jobs)) + sum(work) + 1e-6
+    if q:
+        factor = slots / q if 2 * q <= slots + 1 else 1 + (slots - 1) / (2 * q)
+        error = sum(abs(one - y) for one, y in zip(work, told))
+        assert ours <= factor * best_sum(slots, work) + (len(work) - 1) / q * error + 1e-6
+
+
+def test_with_seven_answers_the_promises_hold_and_something_is_lost() -> None:
+    """Two slots, one trusted: a long answer fills the plain slot, and the others share the trusted one."""
+    work = [6.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    told = [Job(0.0, one, one) for one in work]
+    ratio = (sum(starts(Predicted(0.5), 2, told)) + sum(work)) / best_sum(2, work)
+    assert 1.25 < ratio <= 2.0
+    lies = [job._replace(predicted=-job.work_s) for job in told]
+    alone = on_plain_slots_alone(1, lies)
+    assert sum(starts(Predicted(0.5), 2, lies)) <= sum(alone)
 
 
 @given(jobs=st.lists(JOBS, min_size=4, max_size=12), slots=st.integers(2, 6), trust=TRUST)

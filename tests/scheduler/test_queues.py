@@ -97,7 +97,7 @@ def test_a_request_cancelled_while_it_waits_is_no_service_to_its_tenant() -> Non
     assert list(state.prefills[1].queue) == ["long", "b", "b2", "a"]
     state.forget("long", 0.0)
     assert list(state.prefills[1].queue) == ["a", "b", "b2"]
-    held = state.held.leave("a2")
+    held = state.held.leave("a2", 0.0)
     assert held is not None
     assert held.key < (1.0,), "also of a request without a place"
     state.check()

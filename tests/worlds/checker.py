@@ -95,6 +95,8 @@ class FaultChecker(Checker):
             return
         control.check()
         assert control.open_requests == control.state.num_waiting == control.state.num_running == 0
+        bound = control.state.held.bound()
+        assert bound is None or not bound.late, f"requests began later than their queue allows: {bound}"
         stats, seen = control.directory.stats(), all(lost.ended for lost in world.lost)
         for name in UNDER_WAY if seen else ():  # a rank that cannot be reached may still write
             assert stats[name] == 0, f"{name} is {stats[name]} at the end"
