@@ -118,15 +118,15 @@ class HeldLine:
             alone.ends(request_id, sum(self.slots.taken.get(request_id, ())) - slots, now)
         self.slots.keep(request_id, slots)
 
-    def bound(self, now: float = -inf) -> Bound | None:
+    def bound(self, until_s: float = -inf) -> Bound | None:
         """Return the guarantee with the numbers of this run. None: the queue gives none.
 
-        now   inf once all requests have ended; left out: as of the last change
+        until_s   inf once all requests have ended; left out: the last change
         """
         if self._alone is None:
             return None
         if not self._anew:
-            self._alone.advance(now)
+            self._alone.advance(until_s)
         return self._alone.bound
 
     def _now_alone(self, now: float) -> PlainAlone | None:

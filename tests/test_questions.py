@@ -119,6 +119,7 @@ def test_numbers_print_their_median_and_their_range() -> None:
     assert f"{seeds:.1f} ({seeds.spread:.0f})" == "2.0 (1 to 3)"
     assert f"{Seeds([0.5]).spread:.1f}" == "0.5"
     assert seeds.over(Seeds([2.0, 1.0, 4.0])) == [0.5, 3.0, 0.5]
+    assert 100 * seeds == seeds * 100 == [100.0, 300.0, 200.0]
 
 
 @quick

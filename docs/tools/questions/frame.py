@@ -49,6 +49,12 @@ class Seeds(list[float]):
         """Return the range."""
         return Spread((min(self), max(self)))
 
+    def __mul__(self, factor: Any) -> Seeds:
+        """Return multiples, seed by seed."""
+        return Seeds(factor * one for one in self)
+
+    __rmul__ = __mul__
+
     def over(self, other: Seeds) -> Seeds:
         """Return the ratios to another number, seed by seed."""
         return Seeds(a / b for a, b in zip(self, other, strict=True))

@@ -48,6 +48,19 @@ def test_what_was_tried_is_in_the_result_and_in_one_line(
     assert f"ssd loads {found['ssd_loads']['tried']}, " in said
 
 
+def test_waits_for_decode_slots_and_their_bound_are_in_the_result_of_the_queue_that_has_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine users on two decode slots, one of which goes by predicted length."""
+    words, trace = ("--nodes", "1P1D", "--max-num-seqs", "2"), conversations(turns=3, users=9, gap_s=0.1)
+    result, said = simulated(trace, tmp_path, capsys, *words, "--queue", "predicted")
+    bound = result["queue_bound"]
+    assert (bound["requests"], bound["late"]) == (27, 0)
+    assert 1.0 < bound["waited_s"] < bound["most_s"]
+    assert "0 of 27 begin later than it says" in said
+    assert "queue_bound" not in simulated(trace, tmp_path, capsys, *words)[0]
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

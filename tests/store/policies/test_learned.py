@@ -87,6 +87,39 @@ def test_perfect_advice_costs_at_most_twice_the_misses_of_the_oracle() -> None:
     assert bound.misses < bound.lru
 
 
+def least_misses(references: list[int], blocks: int) -> int:
+    """Of all choices of victims. What is asked for must be taken in."""
+    held: dict[frozenset[int], int] = {frozenset(): 0}
+    for item in references:
+        after: dict[frozenset[int], int] = {}
+        for some, misses in held.items():
+            rests = [some - {item}]
+            if item not in some and len(some) == blocks:
+                rests = [some - {victim} for victim in some]
+            for rest in rests:
+                one = rest | {item}
+                after[one] = min(after.get(one, 10**9), misses + (item not in some))
+        held = after
+    return min(held.values())
+
+
+@pytest.mark.quick
+@settings(max_examples=examples(100))
+@given(
+    references=st.lists(st.integers(0, 5), max_size=40),
+    answers=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    blocks=st.integers(1, 4),
+)
+def test_against_the_best_of_all_choices_right_advice_is_within_2_and_any_within_twice_the_blocks(
+    references: list[int], answers: list[int], blocks: int
+) -> None:
+    best = least_misses(references, blocks)
+    right = played(Learned(blocks, Knows(references)), references, blocks).bound()
+    assert right.misses <= 2 * best
+    assert right.predicted == best, "BlindOracle with the truth is Belady's oracle"
+    assert played(Learned(blocks, Told(answers)), references, blocks).bound().misses <= 2 * blocks * best
+
+
 @pytest.mark.quick
 def test_the_predictor_learns_how_soon_blocks_like_this_one_come_back() -> None:
     predictor = ReusePredictor(50)
