@@ -153,7 +153,7 @@ def numbers(rows: Rows) -> dict[str, Any]:
             found[f"live_{name}_{share * 100:.0f}"] = 1000 * rows.seeds(f"{name}.mean", live=share).middle
     heads = [f"{what}, {rate:g}/s" for rate in BATCH_RATES for what in ("chat", "job's P99")]
     return found | {
-        "best": best, "floor_chat": floor["chat"], "shares": table(["share", "chat", "batch"], shares),
+        "best": best, "shares": table(["share", "chat", "batch"], shares),
         "queues": table(["queue", *heads], queues),
     }  # fmt: skip
 

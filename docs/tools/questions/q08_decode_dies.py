@@ -139,5 +139,6 @@ def draw(axes: Any, rows: Rows) -> None:
         axes.plot(LINKS, pause, style, label=system)
     axes.set(xscale="log", yscale="log", xlabel="link of a node, Gbit/s", ylabel="pause of answers, s")
     axes.set_xticks(LINKS, [str(one) for one in LINKS])
+    axes.set_yticks((1, 2, 5, 10, 20), ("1", "2", "5", "10", "20"))
     axes.minorticks_off()
     axes.legend()

@@ -41,7 +41,7 @@ def _trace(count: int, together: int, prompt: int, answer: int, apart_ms: float,
     return Trace([
         TraceRequest(
             apart_ms * (n // together) + n % together, prompt - dice.randrange(512), answer,
-            list(range(n * blocks, (n + 1) * blocks)),
+            list(range(n * blocks, (n + 1) * blocks))
         )
         for n in range(count)
     ])  # fmt: skip
