@@ -252,7 +252,7 @@ class Directory(Adoption):
     ) -> list[PoolObject]:
         """Allocate several objects (put_start), all or none: each is WRITING, with an id of its own.
 
-        node         preferred; segments of other nodes are used when its own are full
+        node         preferred, and its rack; segments of other nodes are used when its own are full
         rank         only this rank's segment
         first        the segment of this rank is preferred to all others
         contiguous   False: an object that no hole is large enough for may get several extents
@@ -264,7 +264,7 @@ class Directory(Adoption):
         """
         if rank is not None:
             self._segment(rank)
-        return self._allocate(owner, wanted, Target(rank, first, node), contiguous, now)
+        return self._allocate_near(owner, wanted, Target(rank, first, node), contiguous, now)
 
     def put_end(self, object_id: int, checksums: Sequence[int], now: float) -> bool:
         """Publish an object under its key, once all its writers have reported. True when it became visible.
@@ -285,6 +285,7 @@ class Directory(Adoption):
         obj.last_use_s = now
         self.counters["puts_ended"] += 1
         first = None if obj.key is None else self._visible.get(obj.key)
+        self._join_family(obj, first)
         is_copy = first is not None and first.copies is not None and first.copies is obj.copies
         if is_copy and first is not None:
             expected = first.sums

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from store.allocator import ALIGNMENT, Extent, padded_size
 from store.books.ledger import Ledger
@@ -23,7 +24,7 @@ class Allocation(Ledger):
     def _allocate(
         self, owner: str, wanted: Sequence[Wanted], target: Target, contiguous: bool, now: float
     ) -> list[PoolObject]:
-        """`Directory.allocate_many`, in the segments of the target."""
+        """Allocate in the segments of the target."""
         for item in wanted:
             self._check_wanted(item)
         self._check_room(wanted, target, now)
@@ -38,6 +39,28 @@ class Allocation(Ledger):
             raise
         self.counters["puts"] += len(made)
         return made
+
+    def _allocate_near(
+        self, owner: str, wanted: Sequence[Wanted], target: Target, contiguous: bool, now: float
+    ) -> list[PoolObject]:
+        """Allocate many, where there are racks in that of the target's node if it has the space."""
+        if self.has_racks and target.node is not None and target.rank is target.first is None:
+            rack, rack_of = self.rack_of(target.node), self.rack_of
+            others = frozenset(rank for rank, one in self._segments.items() if rack_of(one.node) != rack)
+            with suppress(PoolFull):
+                return self._allocate(owner, wanted, target._replace(without=others), contiguous, now)
+        return self._allocate(owner, wanted, target, contiguous, now)
+
+    def _join_family(self, obj: PoolObject, first: PoolObject | None) -> None:
+        """Make an object a copy of one that is visible, if they are equal and its rack has no other one."""
+        if first is None or not self.has_racks or obj.copies is not None:
+            return
+        family, rack_of = first.copies or [first], self.rack_of
+        racks = {rack_of(self._segments[copy.rank].node) for copy in family}
+        is_new = rack_of(self._segments[obj.rank].node) not in racks
+        if is_new and (obj.digest, obj.sums) == (first.digest, first.sums):
+            family.append(obj)
+            first.copies = obj.copies = family
 
     def _check_wanted(self, item: Wanted) -> None:
         if item.nbytes < 1:

@@ -39,6 +39,8 @@ def visible_copies(obj: PoolObject) -> list[PoolObject]:
 
 class Ledger:
     """The books of one pool. Of copies a reader gets the nearest: `rack_of` a node is its rack.
+
+    has_racks  blocks stay in the rack of their writer, and each rack may compute a copy of its own
     _segments  rank -> Segment
     _objects   object_id -> PoolObject, all there are
     _visible   key -> the VISIBLE object of that key, the one published first when there are copies
@@ -69,6 +71,7 @@ class Ledger:
         """
         self.layout = layout
         self.rack_of: Callable[[int], int] = int
+        self.has_racks = False
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._policy = policy
         self._max_unsaved_share = max_unsaved_share
