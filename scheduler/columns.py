@@ -6,7 +6,7 @@ The books (queues, slots, requests) are in `state.py`; a column repeats a number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ class PrefillColumns:
     page_column   (n,) int64     of the instance, in the index of pages
     decode_row    (n,) int64     its row in DecodeColumns, if it has both duties, or else -1
     num_both      number of instances that have both duties
+    rack          (n,) int64     of its node
     waiting_s     (n,) float64   predicted seconds of the prefills in its queue, without corrections
     ends_s        (n,) float64   predicted time at which those that have started end; at most now if none runs
     """
@@ -37,6 +38,7 @@ class PrefillColumns:
         node_columns: Sequence[int],
         page_columns: Sequence[int],
         decode_rows: Sequence[int],
+        racks: Sequence[int],
     ) -> None:
         self.row = np.arange(len(instances))
         self.row.flags.writeable = False  # it is handed out
@@ -45,6 +47,7 @@ class PrefillColumns:
         self.page_column = np.array(page_columns, np.int64)
         self.decode_row = np.array(decode_rows, np.int64)
         self.num_both = sum(row >= 0 for row in decode_rows)
+        self.rack = np.array(racks, np.int64)
         self.waiting_s = np.zeros(len(instances))
         self.ends_s = np.zeros(len(instances))
 
@@ -66,11 +69,13 @@ class DecodeColumns:
     free        (n,) int64     decode slots that no request has
     batch       (n,) float64   sequences that it decodes, or will: slots that are taken
     context     (n,) float64   tokens that these attend to, half of each predicted answer included
+    rack        (n,) int64     of its node
     """
 
-    def __init__(self, instances: Sequence[int], free: Sequence[int]) -> None:
-        self.instance = np.array(instances, np.int64)
-        self.free = np.array(free, np.int64)
+    def __init__(self, instances: Collection[DecodeInstance], rack_of: Callable[[int], int]) -> None:
+        self.instance = np.array([one.instance for one in instances], np.int64)
+        self.rack = np.array([rack_of(one.node) for one in instances], np.int64)
+        self.free = np.array([one.free for one in instances], np.int64)
         self.batch = np.zeros(len(instances))
         self.context = np.zeros(len(instances))
 

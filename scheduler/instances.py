@@ -99,6 +99,7 @@ class DecodeInstance:
     instance: int
     slots: int
     free: int
+    node: int = 0
     taken: dict[str, int] = field(default_factory=dict)
     context: float = 0.0
     coming: int = 0

@@ -116,7 +116,7 @@ class State:
             self.pages.add_holder(instance, instance)
         if "decode" in wanted:
             assert instance not in self.decodes, f"instance {instance} decodes already"
-            self.decodes[instance] = DecodeInstance(instance, slots, free=slots)
+            self.decodes[instance] = DecodeInstance(instance, slots, free=slots, node=node)
             self.decodes = dict(sorted(self.decodes.items()))
             self.decode_slots += slots
             self._free_decode_slots += slots
@@ -152,15 +152,15 @@ class State:
         prefills, decodes = self.prefills.values(), self.decodes.values()
         decode_rows = {instance: row for row, instance in enumerate(self.decodes)}
         self.prefill_columns = PrefillColumns(
-            list(self.prefills),
-            [self.index.add_node(one.node) for one in prefills],
+            list(self.prefills), [self.index.add_node(one.node) for one in prefills],
             [self.pages.add_node(one.instance) for one in prefills],
             [decode_rows.get(instance, -1) for instance in self.prefills],
-        )
+            [self.racks.of(one.node) for one in prefills],
+        )  # fmt: skip
         for row, prefill in enumerate(prefills):
             prefill.row = row
             self.prefill_columns.show(prefill)
-        self.decode_columns = DecodeColumns(list(self.decodes), [one.free for one in decodes])
+        self.decode_columns = DecodeColumns(decodes, self.racks.of)
         for row, decode in enumerate(decodes):
             decode.row = row
             self.decode_columns.show(decode)

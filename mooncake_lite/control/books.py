@@ -41,6 +41,6 @@ class Books:
             policy=policy_factory(config.eviction, shares=config.cache_shares),
             copy_cold_s=config.copy_cold_s,
         )
-        self.directory.rack_of = self.state.racks.of
         self.members = Members(config)
+        self.directory.rack_of, self.directory.has_racks = self.members.racks.of, bool(config.racks)
         self.grants = Grants(emit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from mooncake_lite.config.instances import instance_of
@@ -10,6 +12,7 @@ from mooncake_lite.control.events import RankLost
 from scheduler.admission import DEFAULT as ADMISSION
 from scheduler.classes import DEFAULT_CLASSES, ServiceClass
 from scheduler.costs import CostConfig
+from scheduler.hot_spots import TIMES
 from scheduler.placement import THRESHOLD, policy_of
 from scheduler.placement.contract import Policy
 from scheduler.queues import AGEING, TRUST
@@ -25,10 +28,15 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     racks         rack of each node; empty: every node is a rack of its own
     eviction      name of the policy that evicts blocks from the pool's DRAM, from store.policies
     copy_cold_s   a copy of a hot block that was not read for this long is evicted first
+    site_copies   which blocks a rack gets a copy of: none, those that it reads from another one (pull), or
+                  those that are read anywhere (push)
+    copy_reads    reads within a minute after which such a block is copied
     max_queue     requests that may wait; further ones are refused
     policy        name of the placement policy, from scheduler.placement
     balancing_threshold   how many times longer than the near prefix the longest one must be to be fetched,
                   and to be copied, for the policy kvcache-centric
+    far_tokens    for the policy topology: tokens to compute from which racks that decode nothing prefill a
+                  prompt; below 0: where it ends first
     admission     name of the form of admission, from scheduler.admission
     queue         name of the order in which waiting requests begin, from scheduler.queues
     queue_ageing  seconds of prefill that a second of waiting is worth, for the queue aged-srpt
@@ -50,9 +58,12 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     racks: list[int] = []
     eviction: str = "lru"
     copy_cold_s: float = 60.0
+    site_copies: Literal["none", "pull", "push"] = "none"
+    copy_reads: int = TIMES
     max_queue: int = 64
     policy: str = "kvcache-centric"
     balancing_threshold: float = THRESHOLD
+    far_tokens: int = -1
     admission: str = ADMISSION
     queue: str = "fcfs"
     queue_ageing: float = AGEING
@@ -76,7 +87,7 @@ class ControlConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def placement(self) -> Policy:
         """Return the placement policy."""
-        return policy_of(self.policy, self.balancing_threshold)
+        return policy_of(self.policy, self.balancing_threshold, self.far_tokens)
 
     @property
     def handover(self) -> Handover:

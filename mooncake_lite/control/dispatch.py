@@ -64,7 +64,7 @@ class Dispatcher:
         self.room = Room(books)
         self._load_or_compute = LoadOrCompute(books.state.costs)
         self.loads = PrefixLoads(books, self._loads_ended)
-        self.copies = Copies(books)
+        self.copies = Copies(books, self._loads_ended)
         self.closed, self.closes_at, self.learning = self._lacking(), inf, ""
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
@@ -254,7 +254,7 @@ class Dispatcher:
             if self._handover == "pool":
                 self._full_at = self._directory.space()[0]
             return
-        if moves:
+        if moves or self.copies.pull(record, now):
             self._requests.move(record, Step.PROMOTE)
             self.loads.begin(record, moves, now)
         else:
@@ -315,12 +315,10 @@ class Dispatcher:
 
     def _reads(self, record: RequestRecord) -> bool:
         """Tell whether the prefix is read, and not computed although the pool has it."""
-        node_of, present = self._members.node_of, record.present
-        own = node_of(present.prefill)
-        near = sum(ref.nbytes for ref in present.load if node_of(ref.rank) == own)
-        far = sum(ref.nbytes for ref in present.load) - near
+        present = record.present
+        nbytes = self._members.nbytes_from(present.load, present.prefill)
         cached = sum(present.cached.values())
-        return self._load_or_compute.loads(present.prefill, record.num_tokens, cached, near, far)
+        return self._load_or_compute.loads(present.prefill, record.num_tokens, cached, *nbytes)
 
     def _first_order(self, record: RequestRecord, now: float) -> fx.StartPrefill | fx.StartServe:
         """Return the order for the rank that computes the prompt. Without a handover it decodes as well."""

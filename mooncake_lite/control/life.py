@@ -13,7 +13,7 @@ class Stage(Enum):
 
     HELD        no decode instance has a free slot
     QUEUED      the request has a place, and waits for its prefill instance or for space in the pool
-    PROMOTING   blocks of its prefix are being read from SSD
+    PROMOTING   blocks of its prefix are being read from SSD, or copied into its rack
     PREFILLING  a rank computes its prompt
     LOADING     its decode rank loads its KV
     DECODING    its decode rank writes the answer

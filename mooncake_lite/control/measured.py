@@ -46,12 +46,8 @@ class Measurements:
 
     def _fetched(self, event: PrefillEnded | PromptComputed | DecodeLoaded, refs: list[BlockRef]) -> None:
         """Add the time of a read of the last `loaded_blocks` of these blocks."""
-        node_of = self._members.node_of
-        near = far = 0
-        for ref in refs[len(refs) - event.loaded_blocks :]:
-            is_near = node_of(ref.rank) == node_of(event.rank)
-            near, far = near + ref.nbytes * is_near, far + ref.nbytes * (not is_near)
-        self._costs.measured_fetch(event.rank, near, far, event.load_s)
+        near, far, rack = self._members.nbytes_from(refs[len(refs) - event.loaded_blocks :], event.rank)
+        self._costs.measured_fetch(event.rank, near, far, event.load_s, rack)
 
     def decoded(self, record: RequestRecord, ended: DecodeEnded) -> None:
         """Add the decode steps of a rank, and the length of a finished answer."""

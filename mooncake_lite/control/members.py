@@ -6,10 +6,13 @@ Used by `machine.py`. Books only.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from mooncake_lite.config.modes import COMPUTE_ROLES, DUTIES
 from mooncake_lite.control.config import ControlConfig
+from mooncake_lite.control.effects import BlockRef
 from mooncake_lite.control.events import RankJoined
+from scheduler.racks import Racks
 
 
 class Members:
@@ -22,6 +25,7 @@ class Members:
         was_ready  every rank and a gateway have joined this conductor or an earlier one
         lost       rank -> why it was lost after the cluster was ready
         _stores_on node -> its store ranks, whether they have joined or not
+        racks      of the nodes
         _keepers   rank -> the store rank that saves and checks the blocks in its segment
 
     An instance is a rank, or the ranks of a pipeline, and has the number of its first one.
@@ -30,6 +34,7 @@ class Members:
     def __init__(self, config: ControlConfig) -> None:
         self.roles, self._instance_of = config.roles, config.instance_of
         self._nodes = config.nodes
+        self.racks = Racks(config.racks)
         self._joined: dict[int, RankJoined] = {}
         self._missing = set(range(1, len(config.roles)))
         self._unlisted: dict[int, set[str]] = {}
@@ -96,6 +101,18 @@ class Members:
         """Return the node number of a rank."""
         return self._nodes[rank]
 
+    def nbytes_from(self, refs: Iterable[BlockRef], reader: int) -> tuple[int, int, int]:
+        """Return the bytes on the node of a reader, those in other racks, and those on nodes of its rack."""
+        here, rack_of, nbytes = self._nodes[reader], self.racks.of, [0, 0, 0]
+        for ref in refs:
+            node = self._nodes[ref.rank]
+            nbytes[0 if node == here else 1 if rack_of(node) != rack_of(here) else 2] += ref.nbytes
+        return nbytes[0], nbytes[1], nbytes[2]
+
+    def rack_of(self, rank: int) -> int:
+        """Return the rack of the node of a rank."""
+        return self.racks.of(self._nodes[rank])
+
     def keeper_of(self, rank: int) -> int:
         """Return the store rank that saves, loads and checks the blocks in this rank's segment."""
         return self._keepers[rank]
@@ -103,6 +120,10 @@ class Members:
     def stores_on(self, node: int) -> list[int]:
         """Return the store ranks of a node that have joined."""
         return [rank for rank in self._stores_on.get(node, ()) if rank in self._joined]
+
+    def stores_in(self, rack: int) -> list[int]:
+        """Return the store ranks of a rack that have joined."""
+        return [rank for rank in self.stores if rank in self._joined and self.rack_of(rank) == rack]
 
     def missing(self) -> list[int]:
         """Return the ranks that have not joined, or that have not listed everything they hold."""

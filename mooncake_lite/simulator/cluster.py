@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from math import gcd, inf
 from random import Random
@@ -33,7 +33,7 @@ from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.costs import costs_of, covered, pass_seconds, seconds_together
 from mooncake_lite.profiles.file import MovesSection, OverheadsSection, Profile
 from mooncake_lite.ranks.computing.build import least_by_layers
-from mooncake_lite.simulator.profiled import ProfiledHardware
+from mooncake_lite.simulator.profiled import ProfiledHardware, Sites
 from mooncake_lite.simulator.setting import Setting
 from mooncake_lite.simulator.shapes import Shape
 from mooncake_lite.simulator.workload import Source, mixed
@@ -102,6 +102,8 @@ class Cluster:
     sizes        ranks of an instance, as serve's options name them; each has a node of its own. Left out: 1
     eviction     policy that evicts blocks from the pool's DRAM
     control      further fields of the control plane's configuration, by name
+    racks        site of each node; empty: there is one site. Only the policy topology is told
+    site_bytes_per_s, site_s   of the uplink of a site, each way; from site to site, one way
     """
 
     profile: Profile
@@ -130,6 +132,9 @@ class Cluster:
     sizes: Mapping[str, int] = field(default_factory=dict)
     eviction: str = "lru"
     control: Mapping[str, Any] = field(default_factory=dict)
+    racks: Sequence[int] = ()
+    site_bytes_per_s: float = inf
+    site_s: float = 0.0
 
     def __post_init__(self) -> None:
         mode = MODES[self.mode]
@@ -200,6 +205,14 @@ class Cluster:
         return costs
 
     @property
+    def _told_costs(self) -> CostConfig:
+        """Return the costs for a policy that knows sites: a node has its share of the uplink between them."""
+        costs, link = self.costs, self.costs.transfer.far_bytes_per_s
+        share = self.site_bytes_per_s / max(Counter(self.racks).values(), default=1)
+        transfer = replace(costs.transfer, far_bytes_per_s=min(link, share), rack_bytes_per_s=link)
+        return replace(costs, transfer=transfer) if self.racks else costs
+
+    @property
     def guesses(self) -> dict[str, float]:
         """Return the rates that this cluster uses and its profile lacks, in bytes per second, by name."""
         known, costs = self.profile.moves or MovesSection(), self.costs
@@ -253,10 +266,11 @@ class Cluster:
             )
             for rank, role in enumerate(roles) if shape.in_lockstep(rank) and role != MEMBER
         }  # fmt: skip
+        sites = Sites(self.racks, self.site_bytes_per_s, self.site_s)
         return Setting(
             shape=shape,
             hardware=lambda clock: ProfiledHardware(
-                clock, pass_s, self.costs, nodes, self.overheads, covered(machines), together
+                clock, pass_s, self.costs, nodes, self.overheads, covered(machines), together, sites
             ),
             source=source,
             dice=Random(mixed(seed, 5)),
@@ -287,9 +301,10 @@ class Cluster:
     def _config(self, roles: list[str], nodes: list[int], requests: int) -> ControlConfig:
         limits = (inf, inf) if self.admission == "none" else (self.ttft_s, self.tbt_s)
         ttft_s, tbt_s = (self.margin * limit for limit in limits)
+        racks, costs = (list(self.racks), self._told_costs) if self.policy == "topology" else ([], self.costs)
         made = ControlConfig(
             layout=astuple(self.layout), roles=roles, nodes=nodes, max_queue=requests, mode=self.mode,
-            policy=self.policy, admission=self.admission, queue=self.queue, costs=self.costs,
+            policy=self.policy, admission=self.admission, queue=self.queue, costs=costs, racks=racks,
             eviction=self.eviction, saves=self.ssd_bytes > 0 and "store" in roles,
             prefetches=self.overlaps and self.mode == "pooled" and self._turns == 1,
             classes=[ServiceClass(name="standard", slo_ttft_s=ttft_s, slo_tbt_s=tbt_s)],

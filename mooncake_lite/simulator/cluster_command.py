@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 from mooncake_lite.config.modes import MODES, ROLES
 from mooncake_lite.config.options import OUT_FILE, Bytes, NumberRange, write_out
 from mooncake_lite.config.progress import bar, wide_console
+from mooncake_lite.config.scheduling_options import parse_racks
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import PAPER_MACHINES, Profile, named_profile
 from mooncake_lite.simulator.cluster import LETTERS, NO_SIZES, Cluster, parse_nodes
@@ -36,6 +38,9 @@ from mooncake_lite.workloads.traces import Trace
 from scheduler.admission import ADMISSIONS
 from scheduler.placement import POLICIES
 from scheduler.queues import QUEUES
+
+NO_SITES = {"racks": "", "site_gbps": None, "site_ms": 0.0, "site_price": 0.0}
+"""Options about sites, and what they are when nobody gives them."""
 
 
 class Runs(click.IntRange):
@@ -79,6 +84,21 @@ def _sizes(command: Any) -> Any:
         usual = NO_SIZES[name.strip("-").replace("-", "_")]
         least = click.IntRange(usual)
         command = click.option(name, default=usual, show_default=True, type=least, help=f"{what}.")(command)
+    return command
+
+
+def _sites(command: Any) -> Any:
+    """Add the options about sites."""
+    for name, kind, what in (
+        ("--site-price", NumberRange(0, 1e6), "Price of a GB that goes between sites, in any currency"),
+        ("--site-ms", NumberRange(0, 1e4), "Latency between sites, one way, of transfers and messages"),
+        ("--site-gbps", POSITIVE, "Of the link between a site and all others, each way; left out: no limit"),
+        ("--racks", str, "Site of each computing node, as 0,1,0,1 for 2P2D. Only --policy topology knows it"),
+    ):
+        usual = NO_SITES[name.strip("-").replace("-", "_")]
+        command = click.option(name, default=usual, show_default=bool(usual), type=kind, help=f"{what}.")(
+            command
+        )
     return command
 
 
@@ -142,6 +162,7 @@ def _sizes(command: Any) -> Any:
     help="Part of drafts that are accepted, for sequences that decode; 0: there are no drafts.",
 )  # fmt: skip
 @_sizes
+@_sites
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
 @trace_options
 @click.option("--json", "json_file", type=OUT_FILE, help="Write the result to this file.")
@@ -172,12 +193,15 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
     outcome, results = _play(chosen, requests, words["seed"], words["runs"], words["kills"])
     result = results[0]
     result["guesses"] = chosen.guesses
+    if chosen.racks:
+        result["site_price"] = result["bytes_moved"]["sites"] / 1e9 * words["site_price"]
     show(result, time.perf_counter() - began)
     if len(results) > 1:
         result["intervals"] = intervals(results[1:])
         _show_intervals(result["intervals"])
     if json_file is not None:
-        given = {name: word for name, word in words.items() if word != NO_SIZES.get(name, ...)}
+        usual = {**NO_SIZES, **NO_SITES}
+        given = {name: word for name, word in words.items() if word != usual.get(name, ...)}
         about = {"trace": trace.name, **given, "mode": chosen.mode}
         write_out("--json", json_file, (json.dumps({**result, "config": about}, indent=1) + "\n").encode())
     if plot_folder is not None:
@@ -266,7 +290,7 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
     """Return the cluster that the options of a command describe. Raises ConfigError, with the fix."""
     nodes = parse_nodes(words["nodes"])
     mode = words["mode"] or ("colocated" if "compute" in nodes else "pooled")
-    dram = words["node_dram"]
+    dram, computing = words["node_dram"], sum(nodes.values()) - nodes.get("store", 0)
     link, disk = (gbps and gbps * 1e9 / 8 for gbps in (words["link_gbps"], words["ssd_gbps"]))
     profile = profile_with(named_profile(words["profile"]), words["decode_ms_per_sequence"])
     return Cluster(
@@ -281,6 +305,9 @@ def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
         admission=words["admission"], queue=words["queue"], eviction=words["eviction"],
         ttft_s=words["slo_ttft_ms"] / 1000, tbt_s=words["slo_tbt_ms"] / 1000,
         sizes={name: words[name] for name in NO_SIZES},
+        racks=parse_racks(words["racks"], 1 if words["one_node"] else computing),
+        site_bytes_per_s=inf if words["site_gbps"] is None else words["site_gbps"] * 1e9 / 8,
+        site_s=words["site_ms"] / 1000,
     )  # fmt: skip
 
 

@@ -71,6 +71,9 @@ class Hardware(Protocol):
     def notice_s(self) -> float:
         """Return how long it takes until the end of a process is known."""
 
+    def away_s(self, rank: int) -> float:
+        """Return the time that a message between this rank and the conductor needs between two sites."""
+
 
 class DrawnHardware:
     """Ranks of no machine in particular. Times of prefill and transfers vary by a factor of three."""
@@ -114,6 +117,10 @@ class DrawnHardware:
     def notice_s(self) -> float:
         """Draw how long it takes: at once, or when its connection is given up."""
         return self._dice.choice((0.01, 0.1, 9.0)) * self._dice.random()
+
+    def away_s(self, rank: int) -> float:
+        """Return 0: there are no sites."""
+        return 0.0
 
     def _factor(self) -> float:
         return 0.5 + self._dice.random()

@@ -61,7 +61,8 @@ class Post(ABC):
         starts = isinstance(event, STARTS)
         self.skip(0 if starts else 2)
         deliver = partial(self._tell_of, event, message)
-        self._links.send(event.rank, CONDUCTOR, self._delay_s(), deliver)
+        delay_s = self._delay_s() + self.hardware.away_s(event.rank)
+        self._links.send(event.rank, CONDUCTOR, delay_s, deliver)
         self.skip(0 if starts else 1)
 
     def _tell_of(self, event: ev.RankEvent | m.RankHello, message: m.Message) -> None:
@@ -82,7 +83,8 @@ class Post(ABC):
         """Send an order to its rank, as this message. Returns why it cannot be sent, or None."""
         self.skip(2)
         deliver = partial(self.ranks[order.rank].on, message)
-        self._links.send(CONDUCTOR, order.rank, self._delay_s(), deliver)
+        delay_s = self._delay_s() + self.hardware.away_s(order.rank)
+        self._links.send(CONDUCTOR, order.rank, delay_s, deliver)
         return None
 
     def recall(self, recall: fx.Recall) -> None:

@@ -8,6 +8,8 @@ transfers will overlap, or how long answers are. Explained in docs/explain/exper
     copy     source's OUT ---> IN of the store's node ---> its DRAM
     load     DISK of the store's node ---> its DRAM, and back for a save
 
+Between two sites a flow also passes the uplinks of both: OUT of the one site, and IN of the other.
+
 The first bytes are in pages while the last ones are still at their source, so a transfer is one flow over all
 its links. Within a node it is a flow over LOAD alone.
 """
@@ -15,7 +17,8 @@ its links. Within a node it is a flow over LOAD alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from mooncake_lite.profiles.compute import PassLoad
@@ -38,6 +41,23 @@ def link_of(kind: int, node: int) -> Link:
     return KINDS * node + kind
 
 
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Groups of nodes with a link each to all other groups: racks, or data centers.
+
+    of_node       site of each node; empty: all nodes are on one site
+    bytes_per_s   of the uplink of a site, each way; latency_s: one way from site to site
+    """
+
+    of_node: Sequence[int] = ()
+    bytes_per_s: float = inf
+    latency_s: float = 0.0
+
+    def apart(self, node: int, other: int) -> bool:
+        """Tell whether two nodes are on different sites."""
+        return bool(self.of_node) and self.of_node[node] != self.of_node[other]
+
+
 class ProfiledHardware:
     """Ranks that take as long as a profile says.
 
@@ -46,6 +66,7 @@ class ProfiledHardware:
     overheads   of what is neither
     covered     the most of each that was measured
     together    seconds of a pass of instances whose ranks compute it together, by their first rank
+    sites       of the nodes. The links of a site are those of a node whose number is above all others
     """
 
     def __init__(
@@ -57,6 +78,7 @@ class ProfiledHardware:
         overheads: OverheadsSection,
         covered: PassLoad = NOTHING,
         together: Mapping[int, PassSeconds] | None = None,
+        sites: Sites = Sites(),
     ) -> None:
         self._together = together or {}
         self._clock, self._seconds, self._nodes = clock, seconds, nodes
@@ -69,7 +91,19 @@ class ProfiledHardware:
         self._covered, self._steps, self._steps_outside = covered, 0, 0
         self._prompts, self._prompts_outside = 0, 0
         self._moved = {"near": 0, "far": 0, "disk": 0}
-        self._network = Network(clock, lambda link: self._bytes_per_s[link % KINDS])
+        self._sites, self._first_site = sites, max(nodes) + 1
+        if sites.of_node:
+            self._moved["sites"] = 0
+        self._network = Network(clock, self._capacity)
+
+    def _capacity(self, link: Link) -> float:
+        is_uplink = link >= link_of(0, self._first_site)
+        return self._sites.bytes_per_s if is_uplink else self._bytes_per_s[link % KINDS]
+
+    def away_s(self, rank: int) -> float:
+        """Return the latency between sites, unless the rank is on that of the conductor."""
+        apart = self._sites.apart(self._nodes[rank], self._nodes[0])
+        return self._sites.latency_s if apart else 0.0
 
     def pass_s(self, rank: int, load: PassLoad) -> float:
         """Return the seconds of the profile, as the emulated engine waits for them."""
@@ -98,22 +132,22 @@ class ProfiledHardware:
 
     def read(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
         """Move blocks from the nodes that hold them to the node of this rank."""
-        here = self._nodes[rank]
-        self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done, least_s)
+        self._move(rank, refs, done, least_s)
 
     def bytes_moved(self) -> dict[str, int]:
-        """Return the bytes that went between nodes so far, within nodes, and from and to disks."""
+        """Return the bytes that went between nodes so far, within nodes, and from and to disks.
+
+        sites   of those between nodes, those between sites; only where there are sites
+        """
         return dict(self._moved)
 
     def write(self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0) -> None:
         """Move blocks from the node of this rank to the nodes that will hold them."""
-        here = self._nodes[rank]
-        self._move(rank, refs, lambda node: (link_of(OUT, here), link_of(IN, node)), done, least_s)
+        self._move(rank, refs, done, least_s, leaves=True)
 
     def copy(self, rank: int, refs: Sequence[BlockRef], done: Action) -> None:
         """Move blocks from the nodes that hold them into the DRAM of this rank's node."""
-        here = self._nodes[rank]
-        self._move(rank, refs, lambda node: (link_of(OUT, node), link_of(IN, here)), done, into_pages=False)
+        self._move(rank, refs, done, in_pages=False)
 
     def load(self, rank: int, nbytes: int, done: Action) -> None:
         """Read from the disk of this rank's node."""
@@ -123,14 +157,14 @@ class ProfiledHardware:
     save = load
 
     def _move(
-        self, rank: int, refs: Sequence[BlockRef], far: Callable[[int], tuple[Link, Link]], done: Action,
-        least_s: float = 0.0, *, into_pages: bool = True,
+        self, rank: int, refs: Sequence[BlockRef], done: Action, least_s: float = 0.0, *,
+        leaves: bool = False, in_pages: bool = True,
     ) -> None:  # fmt: skip
         """Begin a flow for each node that holds some of the blocks, and call `done` when the last one ends.
 
-        far          the links between another node and that of the rank
-        least_s      as long as each flow takes at least
-        into_pages   of this rank, or out of them
+        least_s    as long as each flow takes at least
+        leaves     the node of the rank; otherwise blocks come to it
+        in_pages   of this rank they end, or begin
         """
         here = self._nodes[rank]
         nbytes: Counter[int] = Counter()
@@ -146,11 +180,22 @@ class ProfiledHardware:
             if not left:
                 done()
 
-        load = (link_of(LOAD, here),) if into_pages else ()
+        load = (link_of(LOAD, here),) if in_pages else ()
         for node, count in nbytes.items():
             self._moved["near" if node == here else "far"] += count
             most = count / least_s if least_s else inf
             if node == here:
                 self._network.send((link_of(LOAD, here),), count, one_done, most=most)
             else:
-                self._network.send((*far(node), *load), count, one_done, self._latency_s, most)
+                links, latency_s = self._between(*((here, node) if leaves else (node, here)), count)
+                self._network.send((*links, *load), count, one_done, latency_s, most)
+
+    def _between(self, source: int, target: int, nbytes: int) -> tuple[tuple[Link, ...], float]:
+        """Return the links from node to node, and their latency in seconds. Counts the bytes."""
+        links, sites = (link_of(OUT, source), link_of(IN, target)), self._sites
+        if not sites.apart(source, target):
+            return links, self._latency_s
+        self._moved["sites"] += nbytes
+        leave, enter = (self._first_site + sites.of_node[node] for node in (source, target))
+        uplinks = link_of(OUT, leave), link_of(IN, enter)
+        return (*links, *uplinks), self._latency_s + sites.latency_s

@@ -195,11 +195,15 @@ class Costs:
         """Add a measured load: "dram" by an instance, "ssd" by the store rank of this number."""
         self._load[tier].measured(instance, self.config.load.seconds(tier, nbytes), seconds)
 
-    def measured_fetch(self, instance: int, near: int, far: int, seconds: float) -> None:
-        """Add a measured fetch of bytes in DRAM. Its seconds are shared as predicted. See fetch_s."""
+    def measured_fetch(self, instance: int, near: int, far: int, seconds: float, rack: int = 0) -> None:
+        """Add a measured fetch of bytes in DRAM. Its seconds are shared as predicted. See fetch_s.
+
+        rack   bytes from other nodes of its rack, which `far` does not count
+        """
         near_s = float(self.load_s(instance, "dram", near))
-        far_s = float(self.transfer_s(instance, far))
+        alone_s = self.config.transfer.seconds(far) + self.config.transfer.rack_seconds(rack)
+        far_s = float(self._transfer.of(instance) * alone_s)
         if near_s + far_s > 0:
             scale = seconds / (near_s + far_s)
             self.measured_load(instance, "dram", near, scale * near_s)
-            self._transfer.measured(instance, self.config.transfer.seconds(far), scale * far_s)
+            self._transfer.measured(instance, alone_s, scale * far_s)

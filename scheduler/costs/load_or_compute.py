@@ -29,16 +29,17 @@ class LoadOrCompute:
         self._costs = costs
         self._computed: Counter[int] = Counter()
 
-    def loads(self, instance: int, num_tokens: int, cached: int, near: int, far: int) -> bool:
+    def loads(self, instance: int, num_tokens: int, cached: int, near: int, far: int, rack: int = 0) -> bool:
         """Tell whether to load the KV of the first `cached` tokens of a prompt. Without measurements: yes.
 
-        near, far   bytes of this KV on the node of the instance, and on others
+        near, far, rack   bytes of it on the node of the instance, in other racks, and on others of its rack
         """
         costs = self._costs
         if not costs.is_fetch_measured or not costs.is_measured or self._computed[instance] >= PROBE_EVERY:
             pays = True
         else:
             saved_s = costs.prefill_s(instance, num_tokens, 0) - costs.prefill_s(instance, num_tokens, cached)
-            pays = bool(costs.fetch_s(instance, near, far) <= saved_s)
+            load_s = costs.fetch_s(instance, near, far) + costs.rack_transfer_s(instance, rack)
+            pays = bool(load_s <= saved_s)
         self._computed[instance] = 0 if pays else self._computed[instance] + 1
         return pays

@@ -45,8 +45,10 @@ COPYING = frozenset({"kvcache-centric"})
 """Policies that copy hot blocks to the nodes that read them: the last line of Algorithm 1."""
 
 
-def policy_of(name: str, balancing_threshold: float = THRESHOLD) -> Policy:
-    """Return the policy of this name. balancing_threshold: see KVCacheCentric, the only one that has it."""
+def policy_of(name: str, balancing_threshold: float = THRESHOLD, far_tokens: int = -1) -> Policy:
+    """Return the policy of this name. balancing_threshold: see KVCacheCentric; far_tokens: see Topology."""
+    if name == "topology":
+        return _new("topology", "Topology", far_tokens)
     if name != "kvcache-centric":
         return POLICIES[name]()
     return _new("kvcache_centric", "KVCacheCentric", balancing_threshold)

@@ -122,6 +122,7 @@ class Compared:
     def _decode_of(self, row: int) -> int:
         """Return the row of the decode instance that follows. An instance of both duties does both."""
         own = int(self._prefills.decode_row[row])
+        own = int(_at(self._ranked.decode, row)) if own < 0 else own
         return self._fastest if own < 0 else own
 
     def _loaded(self, row: int) -> float:

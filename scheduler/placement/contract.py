@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler.placement.view import NOTHING, View
 
-NEVER = np.zeros((), bool)
+NEVER, ANY = np.zeros((), bool), np.full((), -1)
 
 
 class Ranked(NamedTuple):
@@ -23,6 +23,7 @@ class Ranked(NamedTuple):
     transfer_s   predicted seconds for those of them that come from elsewhere
     prefill_s    predicted seconds to compute the other blocks
     fetch        whether blocks may come from elsewhere: other nodes and SSD
+    decode       the row of the decode instance that follows; below 0: the fastest
     """
 
     score: np.ndarray
@@ -30,6 +31,7 @@ class Ranked(NamedTuple):
     transfer_s: np.ndarray
     prefill_s: np.ndarray
     fetch: np.ndarray
+    decode: np.ndarray = ANY
 
 
 def near_only(view: View, score: np.ndarray) -> Ranked:

@@ -84,7 +84,7 @@ class View:
             found = {
                 rack: self.pool.among(bits) for rack, bits in state.racks.bits(state.index.nodes).items()
             }
-            of_rows = [found[state.racks.of(one.node)] for one in state.prefills.values()]
+            of_rows = [found[rack] for rack in state.prefill_columns.rack.tolist()]
             self._in_rack = np.maximum(self.near, of_rows)
         return self._in_rack
 
@@ -95,6 +95,16 @@ class View:
         moved = (self.in_rack - self.near) * state.block_nbytes
         instance, flows = state.prefill_columns.instance, state.flows.least(self.pool)
         return state.costs.rack_transfer_s(instance, moved, flows)  # type: ignore[no-any-return]
+
+    def handover_s(self, rack: int) -> np.ndarray:
+        """Return (m,) predicted seconds to move all KV of the prompt from a rack to each decode instance."""
+        state, request = self.state, self.request
+        nbytes, columns = (
+            -(-request.num_tokens // request.block_tokens) * state.block_nbytes,
+            state.decode_columns,
+        )
+        within_s = state.costs.rack_transfer_s(columns.instance, nbytes)
+        return np.where(columns.rack == rack, within_s, state.costs.transfer_s(columns.instance, nbytes))
 
     def draw(self, what: str) -> int:
         """Return a number that depends on the request alone: the same in every process and every replay."""

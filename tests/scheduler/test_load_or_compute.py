@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler import CostConfig, Costs
+from scheduler.costs import TransferCost
 from scheduler.costs.load_or_compute import PROBE_EVERY, LoadOrCompute
 
 pytestmark = pytest.mark.quick
@@ -34,6 +35,13 @@ def test_without_measurements_blocks_are_loaded() -> None:
 def test_the_cheaper_of_both_is_chosen() -> None:
     assert loads(measured(0.1, 1.0))
     assert not loads(measured(1.0, 0.1))
+
+
+def test_bytes_from_the_rack_count_by_the_rate_of_the_rack() -> None:
+    costs = Costs(CostConfig(transfer=TransferCost(1.0, 0.0, rack_bytes_per_s=1e9), is_guess=False))
+    choice = LoadOrCompute(costs)
+    assert choice.loads(0, NUM_TOKENS, CACHED, 0, 0, NBYTES)
+    assert not choice.loads(0, NUM_TOKENS, CACHED, 0, NBYTES)
 
 
 def test_bytes_from_another_node_count_by_their_own_rate() -> None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 import scheduler as s
-from scheduler.costs import CostConfig, Costs, LoadCost, PrefillCost, TransferCost
-from scheduler.placement import POLICIES
+from scheduler.costs import CostConfig, Costs, DecodeCost, LoadCost, PrefillCost, TransferCost
+from scheduler.placement import POLICIES, policy_of
 from scheduler.placement.kvcache_centric import KVCacheCentric
 from tests.scheduler.cluster import NO_TERMS
 
@@ -288,6 +288,48 @@ def test_nodes_of_a_rack_have_a_prefix_together() -> None:
         busy(state, instance, 5000)
     placement = chosen("topology", state)
     assert (placement.prefill, placement.terms.reused_blocks) == (1, 10)
+
+
+def decoding(state: s.State, instance: int, sequences: int) -> None:
+    """Let an instance decode."""
+    for number in range(sequences):
+        wanted = s.Request(f"{instance}-{number}", 1, (), BLOCK_TOKENS, 16)
+        state.resume(wanted, s.Placement(wanted.request_id, 1, instance, False, 0, NO_TERMS), 0.0)
+
+
+def test_topology_decodes_in_the_rack_until_others_are_so_idle_that_the_way_pays() -> None:
+    """The KV of 700 tokens takes 11 s to the other rack; each sequence adds 0.1 s to each of 16 tokens."""
+    for sequences, instance in ((1, 12), (5, 12), (9, 11)):
+        state = racked([0, 0, 1, 1], rack_bytes_per_s=1e12, far_bytes_per_s=BLOCK_NBYTES)
+        state.add_instance(12, 2, ["decode"], 999)
+        costs = msgspec.structs.replace(state.costs.config, decode=DecodeCost(0.0, 0.1, 0.0))
+        state.costs = Costs(costs)
+        for prefill in (1, 2):
+            busy(state, prefill, 5000)
+        decoding(state, 12, sequences)
+        wanted = s.Request("a", 700, (), BLOCK_TOKENS, 16, predicted_tokens=16.0)
+        placement = s.choose(POLICIES["topology"](), state, wanted, 0.0)
+        assert isinstance(placement, s.Placement)
+        assert (placement.prefill in (3, 4), placement.decode) == (True, instance), sequences
+
+
+def test_topology_counts_the_way_to_the_decode_instance_for_the_prefill_instance() -> None:
+    """Only rack 0 decodes. Rack 1 is idle, but its KV would come 11 s later."""
+    for wait_tokens, racks in ((900, (0,)), (1300, (1,))):
+        state = racked([0, 0, 1, 1], rack_bytes_per_s=1e12, far_bytes_per_s=BLOCK_NBYTES)
+        for prefill in (1, 2):
+            busy(state, prefill, wait_tokens)
+        assert (chosen("topology", state).prefill - 1) // 2 in racks
+
+
+def test_prompts_with_enough_tokens_to_compute_are_prefilled_where_nothing_decodes() -> None:
+    for far_tokens, cached, far in ((701, 0, False), (700, 0, True), (700, 1, False), (0, 10, True)):
+        state = racked([0, 0, 1, 1])
+        state.index.stored_run(KEYS[:cached], 0, 21, "dram")
+        wanted = s.Request("a", 700, KEYS, BLOCK_TOKENS, 16)
+        placement = s.choose(policy_of("topology", far_tokens=far_tokens), state, wanted, 0.0)
+        assert isinstance(placement, s.Placement)
+        assert (placement.prefill > 2) == far, (far_tokens, cached)
 
 
 @pytest.mark.parametrize("racks", [[0, 0, 0, 0], []])

@@ -109,6 +109,12 @@ def drawn_shape(random: Random) -> Shape:
             for service, share in zip(DEFAULT_CLASSES, random.choice(SHARES_DRAWN))
         ],
     )  # fmt: skip
+    racked = Random(f"racks {roles} {nodes} {pool}")
+    if config.policy == "topology":
+        config = changed(
+            config, racks=racked.choice(([0, 1, 2], [0, 0, 1]))[:num_nodes], copy_reads=racked.randint(1, 2),
+            site_copies=racked.choice(("none", "pull", "push")), far_tokens=racked.choice((-1, 32)),
+        )  # fmt: skip
     shape = Shape(
         config=config, segments=segments, slots=random.choice((1, 2, 8)),
         prompts=random.choice((1, 1, 2, 4)), pages=0, page_tokens=random.choice((4, 8, 16)),

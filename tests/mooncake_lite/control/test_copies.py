@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -30,14 +31,15 @@ class TwoNodes:
     fails      no copy works
     """
 
-    def __init__(self, prefixes: int, *near_blocks: int) -> None:
+    def __init__(self, prefixes: int, *near_blocks: int, **config: Any) -> None:
         roles = ["steward", "prefill", "decode", "store", *["store"] * len(near_blocks)]
         nodes = [0, 1, 1, 0, *[1] * len(near_blocks)]
         prefill, transfer = PrefillCost(0.0, 0.01), TransferCost(1e9, 0.0)
         load = LoadCost(1e9, 1e9, 0.0)
         costs = CostConfig(prefill=prefill, transfer=transfer, load=load, is_guess=False)
         layout = (2, 1, 16, 4, 4, "none")
-        self.control = Control(ControlConfig(layout=layout, roles=roles, nodes=nodes, costs=costs))
+        fields = {"layout": layout, "roles": roles, "nodes": nodes, "costs": costs, **config}
+        self.control = Control(ControlConfig(**fields))
         self.copies: Counter[int] = Counter()
         self.near_hits = self.requests = 0
         self.fails = False
@@ -65,6 +67,8 @@ class TwoNodes:
         self.requests += 1
         name, keys = f"r{self.requests}", self.prefixes[number]
         effects = self.on(ev.RequestArrived(name, 16 * len(keys), 4, keys, keys))
+        if not any(isinstance(effect, fx.StartPrefill) for effect in effects):  # it waits for copies
+            effects = self._copy(effects)
         (job,) = (effect for effect in effects if isinstance(effect, fx.StartPrefill))
         self.near_hits += sum(ref.rank != FAR for ref in job.load)
         self._copy(effects)
@@ -72,11 +76,13 @@ class TwoNodes:
         self.on(ev.DecodeLoaded(2, 0, name, 1))
         self.on(ev.DecodeEnded(2, 0, name, 1))
 
-    def _copy(self, effects: Iterable[fx.Effect]) -> None:
+    def _copy(self, effects: Iterable[fx.Effect]) -> list[fx.Effect]:
+        then: list[fx.Effect] = []
         for order in [effect for effect in effects if isinstance(effect, fx.CopyBlocks)]:
             self.copies[order.rank] += len(order.targets)
             sums: list[list[int]] = [[] if self.fails else [1, 2]] * len(order.targets)
-            self.on(ev.BlocksCopied(order.rank, 0, order.number, sums))
+            then += self.on(ev.BlocksCopied(order.rank, 0, order.number, sums))
+        return then
 
 
 def test_copies_that_fail_have_a_reason() -> None:
@@ -143,3 +149,53 @@ def test_no_copy_is_ordered_from_a_store_rank_that_is_lost() -> None:
     for _ in range(3):
         world.read(0)
     assert world.copies == {4: PREFIX_BLOCKS}
+
+
+SITES: dict[str, Any] = {"racks": [0, 1], "policy": "topology"}
+
+
+@pytest.mark.parametrize(("reads", "near_hits"), [(1, 3), (2, 2), (4, 0)])
+def test_a_rack_pulls_what_it_reads_so_often_and_then_reads_its_copy(reads: int, near_hits: int) -> None:
+    world = TwoNodes(1, PREFIX_BLOCKS, site_copies="pull", copy_reads=reads, **SITES)
+    for _ in range(3):
+        world.read(0)
+    assert world.near_hits == near_hits * PREFIX_BLOCKS, "the read that pulls reads the copy, too"
+    assert world.copies == ({4: PREFIX_BLOCKS} if near_hits else {})
+
+
+def test_a_prompt_reads_the_original_where_its_copy_fails_or_finds_no_space() -> None:
+    for near_blocks, fails in ((PREFIX_BLOCKS, True), (2, False)):
+        world = TwoNodes(1, near_blocks, site_copies="pull", copy_reads=1, **SITES)
+        world.fails = fails
+        world.read(0)
+        assert world.near_hits == (0 if fails else 2)
+
+
+def test_a_store_rank_that_is_lost_while_a_prompt_waits_for_it_is_not_waited_for() -> None:
+    world = TwoNodes(1, PREFIX_BLOCKS, 100, site_copies="pull", copy_reads=1, **SITES)
+    (keys,) = world.prefixes
+    effects = world.on(ev.RequestArrived("a", 64, 4, keys, keys))
+    (order,) = (effect for effect in effects if isinstance(effect, fx.CopyBlocks))
+    effects = world.on(ev.RankLost(order.rank, 0, "died"))
+    (job,) = (effect for effect in effects if isinstance(effect, fx.StartPrefill))
+    assert {ref.rank for ref in job.load} == {FAR}
+
+
+def test_a_prompt_that_is_cancelled_while_it_waits_for_copies_ends_with_them() -> None:
+    world = TwoNodes(1, PREFIX_BLOCKS, site_copies="pull", copy_reads=1, **SITES)
+    (keys,) = world.prefixes
+    world.on(ev.RequestArrived("a", 64, 4, keys, keys))
+    world.on(ev.RequestCancelled("a"))
+    world.on(ev.BlocksCopied(4, 0, 1, [[1, 2]] * PREFIX_BLOCKS))
+    assert not world.control.open_requests
+
+
+def test_what_is_read_anywhere_is_pushed_to_the_racks_that_lack_it() -> None:
+    """Rank 3 of rack 0 has the blocks, and rank 1 of rack 1 reads them; rack 2 only has rank 5."""
+    config = {"racks": [0, 1, 2], "policy": "topology", "site_copies": "push", "copy_reads": 2}
+    roles, nodes = ["steward", "prefill", "decode", "store", "store", "store"], [0, 1, 1, 0, 1, 2]
+    world = TwoNodes(1, PREFIX_BLOCKS, PREFIX_BLOCKS, roles=roles, nodes=nodes, **config)
+    for _ in range(3):
+        world.read(0)
+    assert world.copies == {4: PREFIX_BLOCKS, 5: PREFIX_BLOCKS}
+    assert world.near_hits == PREFIX_BLOCKS

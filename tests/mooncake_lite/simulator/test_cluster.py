@@ -422,6 +422,9 @@ def test_a_pool_that_admits_what_comes_twice_evicts_no_unique_prompt_and_the_con
             "this cluster has no stores",
         ),
         (["--ssd", "1TB", "--ssd-gbps", "0"], "0.0 is not in the range"),
+        (["--nodes", "2P2D", "--racks", "0,1"], "are those of 2 nodes, and the ranks are on 4"),
+        (["--nodes", "2P2D", "--racks", "a,b,a,b"], "give the rack of each node as a number"),
+        (["--site-gbps", "0"], "0.0 is not in the range"),
         (["--ssd", "1MB"], "--ssd 1000000: a block has 167,772,160 bytes"),
         (["--eviction", "mru"], "--eviction: no eviction policy is called 'mru'; there are lru, lfu"),
         (["--eviction", "belady"], "--eviction: belady needs the future"),
@@ -434,6 +437,37 @@ def test_bad_words_are_refused_with_the_fix(
     file.write_bytes(write_trace(trace_of((0, 600, 2, []))))
     assert main(["simulate", "cluster", str(file), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def two_sites(*words: str, folder: Path) -> dict[str, Any]:
+    """Play ten prompts without a common prefix. Sites have a node of each role; equal rows are apart."""
+    trace, out = folder / "trace.jsonl", folder / f"{len(words)}{words[-1]}.json"
+    trace.write_bytes(write_trace(trace_of(*((2.0 * n, 4_096, 20, []) for n in range(10)))))
+    sites = ["--nodes", "2P2D", "--racks", "0,1,1,0", "--site-price", "0.5", *words, "--json", str(out)]
+    assert main(["simulate", "cluster", str(trace), *sites]) == 0
+    return json.loads(out.read_bytes())  # type: ignore[no-any-return]
+
+
+@pytest.mark.quick
+def test_a_policy_that_knows_sites_keeps_kv_on_them_and_one_that_does_not_pays(tmp_path: Path) -> None:
+    blind, knowing = (
+        two_sites("--site-gbps", "2", "--policy", policy, folder=tmp_path)
+        for policy in ("global-cache", "topology")
+    )
+    assert knowing["bytes_moved"]["sites"] == knowing["site_price"] == 0
+    prompt_gb = 4_096 * 327_680 / 1e9
+    assert blind["bytes_moved"]["sites"] >= 2 * 1e9 * prompt_gb
+    assert blind["site_price"] == pytest.approx(blind["bytes_moved"]["sites"] / 1e9 * 0.5)
+    assert blind["second_token_s"]["p90"] > knowing["second_token_s"]["p90"] + 8 * prompt_gb / 2 - 0.5
+
+
+@pytest.mark.quick
+def test_latency_between_sites_delays_messages_and_transfers(tmp_path: Path) -> None:
+    """Of the nodes that prefill, one is on the conductor's site. Orders and tokens of the other are late."""
+    near, far = (
+        two_sites("--policy", "round-robin", "--site-ms", ms, folder=tmp_path) for ms in ("0", "500")
+    )
+    assert far["ttft_s"]["mean"] - near["ttft_s"]["mean"] == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.quick

@@ -9,7 +9,7 @@ import pytest
 from mooncake_lite.profiles.compute import PassLoad
 from mooncake_lite.profiles.file import OverheadsSection
 from mooncake_lite.simulator.clock import Action, Clock
-from mooncake_lite.simulator.profiled import ProfiledHardware
+from mooncake_lite.simulator.profiled import ProfiledHardware, Sites
 from scheduler.costs import CostConfig, LoadCost, TransferCost
 from store.objects import BlockRef
 
@@ -20,14 +20,16 @@ NODES = (0, 1, 2, 3, 0)
 
 NEAR, FAR, SSD, LATENCY_S, SSD_LATENCY_S = 1000.0, 100.0, 50.0, 0.5, 0.25
 
+ONE_SITE = Sites()
+
 Begin = Callable[[ProfiledHardware, Action], None]
 
 
-def ends(*moves: Begin, far: float = FAR, near: float = NEAR) -> list[float]:
+def ends(*moves: Begin, far: float = FAR, near: float = NEAR, sites: Sites = ONE_SITE) -> list[float]:
     """Begin all moves at once, and return when each is done."""
     clock = Clock()
     costs = CostConfig(transfer=TransferCost(far, LATENCY_S), load=LoadCost(near, SSD, SSD_LATENCY_S))
-    hardware = ProfiledHardware(clock, lambda load: 0.0, costs, NODES, OverheadsSection())
+    hardware = ProfiledHardware(clock, lambda load: 0.0, costs, NODES, OverheadsSection(), sites=sites)
     found = [-1.0] * len(moves)
     for number, begin in enumerate(moves):
         begin(hardware, lambda number=number: found.__setitem__(number, clock.now))
@@ -102,6 +104,27 @@ def test_a_copy_goes_over_the_links_of_two_nodes_and_not_into_pages() -> None:
     assert ends(copy(0, 1), near=40.0) == [LATENCY_S + 100 / FAR]
     assert ends(copy(0, 4)) == [100 / NEAR]
     assert ends(copy(0, 1), read(0, 2)) == [LATENCY_S + 200 / FAR] * 2
+
+
+def test_what_goes_between_sites_shares_their_uplinks_and_comes_later() -> None:
+    sites = Sites([7, 7, 9, 9], bytes_per_s=50.0, latency_s=0.25)
+    away_s = LATENCY_S + 0.25
+    assert ends(read(0, 1), read(0, 2), sites=sites) == [LATENCY_S + 2.0, away_s + 2.0]  # 50 B/s each
+    assert ends(read(0, 2), read(1, 3), sites=sites) == [away_s + 4.0] * 2, "into one site"
+    assert ends(read(0, 2), write(1, 3), sites=sites) == [away_s + 2.0] * 2, "each way has a link of its own"
+    assert ends(copy(2, 0), write(1, 3), sites=sites) == [away_s + 4.0] * 2
+    assert ends(read(0, 2, nbytes=20), far=10.0, sites=sites) == [away_s + 2.0], "the least of all links"
+
+
+def test_bytes_and_messages_between_sites_are_told_apart() -> None:
+    clock = Clock()
+    sites = Sites([0, 0, 1, 1], latency_s=0.25)
+    hardware = ProfiledHardware(
+        clock, lambda load: 0.0, CostConfig(), NODES, OverheadsSection(), sites=sites
+    )  # fmt: skip
+    hardware.read(0, refs([1, 2, 3, 0], 10), lambda: None)
+    assert hardware.bytes_moved() == {"near": 10, "far": 30, "disk": 0, "sites": 20}
+    assert [hardware.away_s(rank) for rank in range(5)] == [0.0, 0.0, 0.25, 0.25, 0.0]
 
 
 def test_a_pass_is_outside_the_profile_that_has_more_of_anything_than_was_measured() -> None:
