@@ -122,7 +122,6 @@ def numbers(rows: Rows) -> dict[str, Any]:
         every = _off(Rows(row for row in rows if "seed" in row[0]), way)
         found[f"exact_{way}"] = 100 * np.mean([not any(one) for one in every])
         found[f"short_{way}"] = 100 * np.mean([min(one) < 0 for one in every])
-        found[f"more_{way}"] = np.mean([sum(one) for one in every])
         lines.append([name, *cells])
     heads = ["way", *(f"{factor:g} times: {what}" for factor in FACTORS for what in ("exact", "within one"))]
     cells = [cell for point, cell in rows if "seed" in point]

@@ -82,7 +82,7 @@ def numbers(rows: Rows) -> dict[str, Any]:
     found, lines, loads = dict[str, Any](), [], rows.values("load")
     for load in loads:
         at = f"{100 * load:.0f}"
-        for figure in ("mean", "p90", "p99"):
+        for figure in ("mean", "p99"):
             bound = rows.seeds(f"least.{figure}", system="bounds", load=load)
             for system in SYSTEMS:
                 took = rows.seeds(f"ttft_s.{figure}", system=system, load=load)
