@@ -45,6 +45,7 @@ HELP = {
     "queue_bound_exceeded_total": "Requests that began later than the bound of the queue says: none",
     "prefill_requests_waiting": "Requests in the queue of a prefill rank",
     "prefill_requests_running": "Requests that occupy a prefill slot of a rank",
+    "hints_total": "Hints about the use of prefixes, by verb and by what became of them",
     "rank_up": "1 while a rank works, 0 before it has joined and once it is lost; first: of its instance",
 }
 
@@ -227,5 +228,8 @@ def cluster_samples(
     samples += rank_samples(control)
     samples += request_samples(control.requests.stages, state.prefills.values(), config.roles)
     samples += bound_samples(control)
+    for (verb, outcome), count in control.hints.counts.items():
+        labels = {"verb": verb, "outcome": outcome}
+        samples.append(Metric("hints_total", "counter", HELP["hints_total"], labels, count))
     samples.append(Metric("events_ignored_total", "counter", HELP["events_ignored_total"], {}, ignored))
     return bounded(samples)

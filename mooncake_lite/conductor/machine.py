@@ -170,6 +170,7 @@ class Conductor:
             fx.MarkLost: self._mark_lost,
             fx.EndRank: partial(self._send, STEWARD),
             fx.AnswerCommand: self._answer_command,
+            fx.HintAnswered: lambda answer: self._send(answer.gateway, answer),
             fx.Readiness: self._tell_readiness,
             fx.WakeAt: self._set_alarm,
             fx.Stop: self._stop,

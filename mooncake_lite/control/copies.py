@@ -81,21 +81,30 @@ class Copies:
         hot = set(self._spots.on_read(place, record.keys[: len(near)], near, now))
         return [pair for pair in zip(record.keys, record.digests) if pair[0] in hot] if hot else []
 
+    def share(self, blocks: list[tuple[int, int]], besides: set[int], most: int, now: float) -> list[int]:
+        """Order copies of blocks, (key, digest) each, on so many further stores; the stores with the most
+        space first. besides: ranks that have them. Returns how many blocks each of the stores gets."""
+        stores = [rank for rank in self._members.stores if self._directory.has_segment(rank)]
+        rooms = {rank: self._directory.space_for_copies(rank, now) for rank in stores if rank not in besides}
+        targets = sorted(rooms, key=lambda rank: rooms[rank], reverse=True)[:most]
+        return [count for count in (self._copy(blocks, [rank], now) for rank in targets) if count]
+
     def _copy(
         self,
         blocks: list[tuple[int, int]],
         targets: list[int],
         now: float,
         reader: RequestRecord | None = None,
-    ) -> None:
-        """Order copies from the store rank with the most space, for all blocks that fit there.
+    ) -> int:
+        """Order copies from the store rank with the most space, for all blocks that fit there; return how
+        many.
 
         A copy takes space that is free, or that holds a block which was not used for `copy_cold_s`. Other
         blocks may be as hot: hot prefixes that displace each other would be copied again and again. A reader
         waits for the copies.
         """
         if not blocks or not targets:
-            return
+            return 0
         target = max(targets, key=lambda rank: self._directory.space_for_copies(rank, now))
         grant = self._grants.open(target, None, self._lost, now, kind="copies")
         replicate = partial(
@@ -107,12 +116,13 @@ class Copies:
                 pairs.append(replicate(key, digest, idle_s=self._idle_s))
         if not pairs:
             self._grants.close(grant.number)
-            return
+            return 0
         grant.about, grant.blocks = ([made for _, made in pairs], reader), len(pairs)
         if reader is not None:
             reader.present.loads.add(grant.number)
         sources, targets_ = [source.ref for source, _ in pairs], [made.ref for _, made in pairs]
         self._emit(CopyBlocks(target, grant.number, sources, targets_))
+        return len(pairs)
 
     def on_copied(self, copied: BlocksCopied, now: float) -> None:
         """Make finished copies visible, and free those that failed or differ from their originals."""

@@ -44,6 +44,7 @@ class Dispatcher:
     closes_at   until when requests wait for such ranks; inf while it is not closed
     learning    why no request may begin yet: a new conductor waits for the reports of its ranks; ""
     _full_at    what `Directory.space` counted when a request did not fit into the pool
+    lift_pins   takes off the pins of hints; returns whether there were any
 
     A deferred request starts again when what it lacks was freed. While none was freed since a request did not
     fit into the pool, no other request is tried. Decode ranks that lend memory each have space of their own.
@@ -66,6 +67,7 @@ class Dispatcher:
         self.loads = PrefixLoads(books, self._loads_ended)
         self.copies = Copies(books, self._loads_ended)
         self.closed, self.closes_at, self.learning = self._lacking(), inf, ""
+        self.lift_pins: Callable[[], bool] = bool
 
     def on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
         """Refuse a request at once, or accept it and place or hold it. Its repetition changes nothing."""
@@ -247,10 +249,14 @@ class Dispatcher:
         except PoolFull as error:
             self._directory.revoke_owner(record.request_id, now)
             record.present = record.present.again(shortage=self.room.shortage(record, error))
-            if reason := self.room.never_fits(record, error, now):
+            reason = self.room.never_fits(record, error, now)
+            if reason and not self.lift_pins():
                 self.refuse(record, reason, PINNED_RETRY_S, now)
                 return
             self._state.defer(record.request_id, now)
+            if reason:
+                self._state.retry(record.request_id)
+                return
             if self._handover == "pool":
                 self._full_at = self._directory.space()[0]
             return

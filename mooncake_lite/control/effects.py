@@ -329,6 +329,27 @@ class AnswerCommand(Action, frozen=True):
     kept: int = 0
 
 
+HintOutcome = Literal["accepted", "clipped", "deferred", "rejected"]
+"""What becomes of a hint: all of it, only the first blocks of its prefix, all of it later, or nothing."""
+
+
+class HintAnswered(Action, frozen=True):
+    """Tell a gateway what became of a hint.
+
+    blocks    of the prefix; affected: how many of them the hint applies to, the first ones
+    lasts_s   seconds for which they are retained or pinned, or until a prefetch begins; 0.0: neither
+    reason    what was done, or why not, in one line
+    """
+
+    hint_id: str
+    gateway: str
+    outcome: HintOutcome
+    blocks: int
+    affected: int
+    lasts_s: float
+    reason: str
+
+
 class Readiness(Action, frozen=True):
     """Report whether the cluster was ready once, which ranks are missing, and whether it serves.
 
@@ -366,6 +387,6 @@ Order = (
 
 Effect = (
     Order | Reject | Fail | Forget | Decided | Release | Moved | Branched | Recall | MarkLost | EndRank
-    | AnswerCommand | Readiness | WakeAt | Stop | BlockStored | BlockRemoved
+    | AnswerCommand | HintAnswered | Readiness | WakeAt | Stop | BlockStored | BlockRemoved
 )  # fmt: skip
 """Everything that `Control.on` returns. BlockStored and BlockRemoved are the directory's own events."""

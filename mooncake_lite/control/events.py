@@ -19,13 +19,10 @@ from typing import Literal
 
 import msgspec
 
+from mooncake_lite.control.asked import CommandAbandoned, HintArrived, PoolCommand
 from mooncake_lite.control.effects import Order
-from mooncake_lite.control.message import Message
+from mooncake_lite.control.message import Event
 from store.objects import HeldBlock
-
-
-class Event(Message, frozen=True):
-    """Base of all events."""
 
 
 class RankEvent(Event, frozen=True):
@@ -145,6 +142,7 @@ class RequestArrived(Event, frozen=True):
     gateway        that has the client's connection
     answers        what the client has of each branch, of a request that an earlier conductor had taken
     waited_s       since it came to that one; resumed: its client may have tokens, so it cannot be refused
+    session        of the tenant, whose latest prompt this is; hints may name it. "": none
     """
 
     request_id: str
@@ -162,6 +160,7 @@ class RequestArrived(Event, frozen=True):
     answers: list[AnswerSoFar] = []
     waited_s: float = 0.0
     resumed: bool = False
+    session: str = ""
 
 
 class RequestCancelled(Event, frozen=True):
@@ -397,31 +396,6 @@ class BlocksChecked(RankEvent, frozen=True):
     problem: str = ""
 
 
-class PoolCommand(Event, frozen=True):
-    """A command about the pool that changes it or needs a store rank; AnswerCommand answers under its number.
-
-    keys    blocks of rm, pin and get: all or none
-    path    get: the file that a store rank writes the bytes of the block to
-    force   rm and rm-all: remove leased blocks too
-    hard    pin: never evict
-    soft_s  pin: seconds in which the blocks are evicted last; 0.0 without hard removes pins
-    """
-
-    command: int
-    what: Literal["get", "verify", "compact", "rm", "rm-all", "pin"]
-    keys: list[int] = []
-    path: str = ""
-    force: bool = False
-    hard: bool = False
-    soft_s: float = 0.0
-
-
-class CommandAbandoned(Event, frozen=True):
-    """The sender of this pool command is gone."""
-
-    command: int
-
-
 class Undelivered(Event, frozen=True):
     """An order could not be sent, for this reason. Its rank will never receive it."""
 
@@ -445,6 +419,6 @@ AnyEvent = (
     | RequestCancelled | AnswerReceived | ChunkStored | PrefillEnded | RequestFailed | DecodeLoaded
     | PromptComputed | DecodeEnded | Preempted | SwapWanted | Swapped | OpenListed | PutsWanted | PutsEnded
     | PagesChanged | BlocksLoaded | BlocksBad | BlocksSaved | TierEvicted | BlocksRemoved | BlocksCopied
-    | BlocksChecked | PoolCommand | CommandAbandoned | Undelivered | Tick | StopRequested
+    | BlocksChecked | PoolCommand | CommandAbandoned | HintArrived | Undelivered | Tick | StopRequested
 )  # fmt: skip
 """For decoders."""

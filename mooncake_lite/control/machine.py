@@ -17,6 +17,7 @@ from mooncake_lite.control.books import Books
 from mooncake_lite.control.commands import Commands
 from mooncake_lite.control.config import ControlConfig
 from mooncake_lite.control.dispatch import Choose, Dispatcher
+from mooncake_lite.control.hints import Hints
 from mooncake_lite.control.life import Stage
 from mooncake_lite.control.losses import Losses
 from mooncake_lite.control.malformed import HAVE_LENGTHS, malformed
@@ -37,6 +38,7 @@ class Control:
     dispatcher  places and starts them
     state       the books of `scheduler`
     directory   the truth about the pool
+    hints       what clients have said of the use of prefixes
     took        the last event was not ignored: it was sound, of this epoch and attempt, and possible
     stopped     the cluster has ended, and later events change nothing
 
@@ -64,6 +66,7 @@ class Control:
         self.dispatcher = Dispatcher(books, choose, admission, self.requests)
         self._puts = Puts(books, self.requests, self.dispatcher.room, self._pool)
         self._commands = Commands(books)
+        self.hints = Hints(books, self.dispatcher)
         self._losses = Losses(books, self.requests, self.dispatcher)
         self._succession = Succession(books, self._pool, self.dispatcher, self._end_rank)
         self._gone = {lost.rank: lost for lost in config.lost}
@@ -80,7 +83,7 @@ class Control:
             ev.Inventory: self._on_inventory,
             ev.GatewayReady: self._on_gateway_ready,
             ev.GatewayLost: self._on_gateway_lost,
-            ev.RequestArrived: self.dispatcher.on_arrived,
+            ev.RequestArrived: self._on_arrived,
             ev.RequestCancelled: self.requests.on_cancelled,
             ev.AnswerReceived: self.requests.on_received,
             ev.Recalled: self.requests.on_recalled,
@@ -98,7 +101,7 @@ class Control:
             ev.PutsEnded: self._puts.on_ended,
             ev.PagesChanged: lambda told, now: self.state.note_pages(told.rank, told.stored, told.removed),
             ev.BlocksBad: lambda bad, now: self.directory.bad(bad.object_ids),
-            ev.BlocksLoaded: self.dispatcher.loads.on_loaded,
+            ev.BlocksLoaded: self._on_loaded,
             ev.BlocksSaved: self._pool.on_saved,
             ev.TierEvicted: lambda gone, now: self.directory.tier_evicted(gone.rank, gone.keys),
             ev.BlocksRemoved: self._on_blocks_removed,
@@ -106,6 +109,7 @@ class Control:
             ev.BlocksChecked: self._commands.on_checked,
             ev.PoolCommand: self._on_command,
             ev.CommandAbandoned: self._commands.on_abandoned,
+            ev.HintArrived: self.hints.on_arrived,
             ev.Undelivered: self._on_undelivered,
             ev.Tick: lambda event, now: None,
             ev.StopRequested: lambda event, now: self._stop(event.reason, event.grace_s, False),
@@ -125,6 +129,7 @@ class Control:
             self._end_rank(event.rank, f"sent a malformed {type(event).__name__}: {problem}", now)
             event = ev.Tick()
         self.directory.expire(now)
+        self.hints.on_time(now)
         for rank in self._grants.check(now):
             self._end_rank(rank, "did not say what it works on", now)
         if not self.stopped:
@@ -188,7 +193,7 @@ class Control:
         """Emit WakeAt for the next end of a lease or a quarantine, or the check of a grant, once per time."""
         if self._wake_at <= now:
             self._wake_at = inf
-        due = min(self.directory.next_deadline(), self._grants.next_deadline())
+        due = min(self.directory.next_deadline(), self._grants.next_deadline(), self.hints.next_deadline())
         if self.dispatcher.closes_at > now:
             due = min(due, self.dispatcher.closes_at)
         if due < self._wake_at:
@@ -279,6 +284,11 @@ class Control:
 
     # ------------------------------------------------------------------------------ everything else
 
+    def _on_arrived(self, arrived: ev.RequestArrived, now: float) -> None:
+        """Note the session of a request, and place it."""
+        self.hints.note_session(arrived)
+        self.dispatcher.on_arrived(arrived, now)
+
     def _on_open_listed(self, listed: ev.OpenListed, now: float) -> None:
         """Lose the work that a rank does not have, and cancel again what it should have dropped."""
         for grant in self._grants.on_listed(listed, now):
@@ -288,9 +298,16 @@ class Control:
     def _on_command(self, command: ev.PoolCommand, now: float) -> None:
         """Carry out a pool command, once the pool is known."""
         if self._succession.is_over:
+            if command.what == "pin":
+                self.hints.forget_pins(command.keys)
             self._commands.on_command(command, now)
         else:
             self._out.append(fx.AnswerCommand(command.command, True, self.dispatcher.learning))
+
+    def _on_loaded(self, loaded: ev.BlocksLoaded, now: float) -> None:
+        """Apply the end of a read from SSD, for a hint or for a request."""
+        if not self.hints.on_loaded(loaded, now):
+            self.dispatcher.loads.on_loaded(loaded, now)
 
     def _on_blocks_removed(self, removed: ev.BlocksRemoved, now: float) -> None:
         self.directory.tier_removed(removed.rank, removed.keys)
@@ -330,5 +347,5 @@ class Control:
     def _check_owners(self) -> None:
         """Assert that nothing in the pool is leased or reserved for a request that is over."""
         for owner in self.directory.active_owners():
-            known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/"))
+            known = self.requests.knows(owner) or owner.startswith(("put/", "copy/", "check/", "hint/"))
             assert known, f"{owner} has leases or places in the pool"

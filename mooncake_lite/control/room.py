@@ -59,6 +59,7 @@ class Room:
         new = [ref.object_id for ref in present.store]
         new += [present.load[index].object_id for indices in moves.values() for index in indices]
         directory.lease(owner, new, now, now + LEASE_S)  # until decode has read them
+        directory.judge(record.keys, hits)
         self._count_cached(record, {index for indices in moves.values() for index in indices})
         return moves
 

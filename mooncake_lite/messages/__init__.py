@@ -21,6 +21,7 @@ from mooncake_lite.control.effects import (
     ForgetPages,
     GrantPuts,
     GrantSwap,
+    HintAnswered,
     HoldBlocks,
     ListOpen,
     LoadBlocks,
@@ -50,6 +51,7 @@ from mooncake_lite.control.events import (
     DecodeEnded,
     DecodeLoaded,
     GatewayLost,
+    HintArrived,
     Inventory,
     OpenListed,
     PagesChanged,
@@ -95,15 +97,18 @@ from mooncake_lite.messages.ranks import (
 from store.objects import BlockRef
 
 TO_CONDUCTOR = (
-    GatewayHello | Submit | RequestCancelled | AnswerReceived | MetricsRequest | PoolQuery | Explain
-    | StopRequested | StewardHello | GatewayLost | RankHello | RankStats | Degraded | RankLost | Stopped
-    | TraceLines
+    GatewayHello | Submit | RequestCancelled | AnswerReceived | HintArrived | MetricsRequest | PoolQuery
+    | Explain | StopRequested | StewardHello | GatewayLost | RankHello | RankStats | Degraded | RankLost
+    | Stopped | TraceLines
     | Report | ChunkStored | RequestFailed | DecodeLoaded | PromptComputed | DecodeEnded | SwapWanted
     | PutsEnded | PagesChanged | OpenListed | BlocksBad
     | TierIndexed | Inventory | BlocksSaved | TierEvicted | BlocksRemoved | BlocksLoaded | BlocksCopied
     | BlocksChecked
 )  # fmt: skip
-TO_GATEWAY = ClusterStatus | Reject | Release | Fail | Recall | MetricsReply | OpenTokens | PoolEnded | Stop
+TO_GATEWAY = (
+    ClusterStatus | Reject | Release | Fail | Recall | HintAnswered | MetricsReply | OpenTokens | PoolEnded
+    | Stop
+)  # fmt: skip
 TO_GATEWAY_TOKENS = Tokens
 TO_COMPUTE = (
     Start | PrefetchTokens | CancelOn | ListOpen | GrantPuts | GrantSwap | ForgetPages | GatewayAt | MarkLost

@@ -15,6 +15,7 @@ from mooncake_lite import messages as m
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import client_id_of
+from mooncake_lite.simulator.hints import Said
 from mooncake_lite.simulator.surroundings import Surroundings
 from mooncake_lite.simulator.tokens import Opaque
 from mooncake_lite.simulator.workload import Request, Source
@@ -170,3 +171,14 @@ class Clients:
         ended = Record(request.sent_s, times_s, OUTCOMES.get(outcome, FAILED), request.cause)
         self._world.records.append(ended)
         del self._world.requests[request.request_id]
+        if request.hints is not None and outcome == "finished":
+            self._hint(request, request.hints(self._world.clock.now))
+
+    def _hint(self, request: Request, said: Iterable[Said]) -> None:
+        """Say how the blocks of a request will be used. The answers are counted by the control plane."""
+        for verb, blocks, seconds, alone in said:
+            keys, digests = request.keys[:blocks], request.digests[:blocks]
+            session = request.request_id if alone else ""
+            self._world.from_clients(
+                ev.HintArrived("h", self.gateway, verb, keys, digests, session, "", 0, seconds)
+            )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -24,6 +24,7 @@ from mooncake_lite.config.scheduling_options import parse_racks
 from mooncake_lite.errors import ConfigError
 from mooncake_lite.profiles.file import PAPER_MACHINES, Profile, named_profile
 from mooncake_lite.simulator.cluster import LETTERS, NO_SIZES, Cluster, parse_nodes
+from mooncake_lite.simulator.hints import KINDS, Hints
 from mooncake_lite.simulator.intervals import drawn, intervals
 from mooncake_lite.simulator.outcome import Outcome
 from mooncake_lite.simulator.play import play
@@ -41,6 +42,7 @@ from scheduler.queues import QUEUES
 
 NO_SITES = {"racks": "", "site_gbps": None, "site_ms": 0.0, "site_price": 0.0}
 """Options about sites, and what they are when nobody gives them."""
+NO_HINTS = {"hints": "none", "hint_error": 0.0}
 
 
 class Runs(click.IntRange):
@@ -161,6 +163,15 @@ def _sites(command: Any) -> Any:
     "--speculate", default=0.0, show_default=True, type=NumberRange(0, 1),
     help="Part of drafts that are accepted, for sequences that decode; 0: there are no drafts.",
 )  # fmt: skip
+@click.option(
+    "--hints", default="none", show_default=True, type=click.Choice(KINDS),
+    help="What clients say after each answer of the use of their prompts: nothing, what agents know, what is "
+    "wrong, or what is drawn.",
+)  # fmt: skip
+@click.option(
+    "--hint-error", default=0.0, show_default=True, type=NumberRange(0, 10),
+    help="Of the pauses that clients expect: standard deviation of the logarithm of expected / real.",
+)  # fmt: skip
 @_sizes
 @_sites
 @click.option("--from-recording", is_flag=True, help="TRACE is a recording of `serve --record`.")
@@ -190,7 +201,7 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
     chosen = cluster_of(requests, words)
     began = time.perf_counter()
     check_kills(chosen, words["kills"])
-    outcome, results = _play(chosen, requests, words["seed"], words["runs"], words["kills"])
+    outcome, results = _play(chosen, requests, words)
     result = results[0]
     result["guesses"] = chosen.guesses
     if chosen.racks:
@@ -200,7 +211,7 @@ def cluster(trace: Path, json_file: Path | None, plot_folder: Path | None, **wor
         result["intervals"] = intervals(results[1:])
         _show_intervals(result["intervals"])
     if json_file is not None:
-        usual = {**NO_SIZES, **NO_SITES}
+        usual = NO_SIZES | NO_SITES | NO_HINTS
         given = {name: word for name, word in words.items() if word != usual.get(name, ...)}
         about = {"trace": trace.name, **given, "mode": chosen.mode}
         write_out("--json", json_file, (json.dumps({**result, "config": about}, indent=1) + "\n").encode())
@@ -240,22 +251,28 @@ def _nodes_of(recorded: Recorded) -> str:
     return "".join(f"{count}{letters[role]}" for role, count in recorded.roles.items())
 
 
-def _play(
-    cluster: Cluster, trace: Trace, seed: int, runs: int, kills: Sequence[tuple[str, float]]
-) -> tuple[Outcome, list[dict[str, Any]]]:
+def _play(cluster: Cluster, trace: Trace, words: Mapping[str, Any]) -> tuple[Outcome, list[dict[str, Any]]]:
     """Play a trace, with a bar. Returns the outcome on machines as profiled, and the results of all runs."""
-    count = len(trace.requests)
+    count, seed, runs, kills = len(trace.requests), words["seed"], words["runs"], words["kills"]
+    source = partial(source_of, trace, words)
     with bar("requests", runs * count) as update:
-        first = play(cluster, TraceSource(trace), seed, kills=kills, told=partial(_advance, update, 0))
+        first = play(cluster, source(), seed, kills=kills, told=partial(_advance, update, 0))
         results = [result_of(first, cluster)]
         for number in range(1, runs):
             other, chosen = drawn(cluster, first.outside, mixed(seed, number)), mixed(seed, number)
             told = partial(_advance, update, number * count)
-            outcome = play(other, TraceSource(trace), chosen, kills=kills, told=told)
+            outcome = play(other, source(), chosen, kills=kills, told=told)
             results.append(result_of(outcome, cluster))
     for role, at_s in [kill for kill in kills if kill not in first.killed]:
         click.echo(f"note: the run had ended at {at_s:g} s, so no {role} rank died then", err=True)
     return first, results
+
+
+def source_of(trace: Trace, words: Mapping[str, Any]) -> TraceSource:
+    """Return the requests of a trace, and with --hints what their clients say of them."""
+    kind = words["hints"]
+    hints = None if kind == "none" else Hints(trace, kind, words["hint_error"], words["seed"])
+    return TraceSource(trace, hints)
 
 
 def result_of(outcome: Outcome, cluster: Cluster) -> dict[str, Any]:

@@ -32,9 +32,8 @@ import msgspec
 
 from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.errors import ClusterError, ConfigError
-from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of
+from mooncake_lite.simulator.cluster_command import cluster, cluster_of, requests_of, source_of
 from mooncake_lite.simulator.play import play
-from mooncake_lite.simulator.trace_source import TraceSource
 from transport.threads import start_thread
 
 MOST_RUNS = 10_000
@@ -115,7 +114,7 @@ def run_one(words: dict[str, Any]) -> dict[str, Any]:
     """Play one run, in any process. Returns what the JSON of `simulate cluster` has, without the loads."""
     requests = requests_of(words["trace"], words)
     chosen = cluster_of(requests, words)
-    outcome = play(chosen, TraceSource(requests), words["seed"])
+    outcome = play(chosen, source_of(requests, words), words["seed"])
     result = outcome.to_dict(chosen.ttft_s, chosen.tbt_s)
     del result["loads"]
     return result

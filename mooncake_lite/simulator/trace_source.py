@@ -5,6 +5,9 @@ Used by `cluster_command.py`. Explained in docs/explain/simulator.md.
 
 from __future__ import annotations
 
+from functools import partial
+
+from mooncake_lite.simulator.hints import Hints
 from mooncake_lite.simulator.sessions import opaque_request
 from mooncake_lite.simulator.workload import Request, mixed
 from mooncake_lite.workloads.traces import Trace
@@ -20,8 +23,8 @@ class TraceSource:
     later prompts it then tells only which blocks they share with earlier prompts.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+    def __init__(self, trace: Trace, hints: Hints | None = None) -> None:
+        self._trace, self._hints = trace, hints
         self._next, self._now = 0, 0.0
         self.num_requests = len(trace.requests)
 
@@ -37,4 +40,7 @@ class TraceSource:
             keys += [mixed(one, PROMPT) for one in self._trace.answers[self._next - 1]][: blocks - full]
         keys += [mixed(self._next, position, ANSWER) for position in range(len(keys), blocks)]
         after_s, self._now = now - self._now, now
-        return opaque_request(f"r{self._next}", keys, size, request.input_length, answer, answer, after_s)
+        made = opaque_request(f"r{self._next}", keys, size, request.input_length, answer, answer, after_s)
+        if self._hints is not None:
+            made.hints = partial(self._hints.after, self._next - 1)
+        return made

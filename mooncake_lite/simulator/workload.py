@@ -6,11 +6,13 @@ Made by `sessions.py` and `trace_source.py`, sent by `clients.py`. Explained in 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
+
+from mooncake_lite.simulator.hints import Said
 
 
 def mixed(*numbers: int) -> int:
@@ -32,6 +34,7 @@ class Request:
     whole         branches of which all tokens have come
     fences        branch -> attempt of the last Recall: tokens of this one and earlier ones are dropped
     token_times_s when tokens left their ranks
+    hints         what its client says once it is answered, from the time
     """
 
     request_id: str
@@ -50,6 +53,7 @@ class Request:
     whole: set[int] = field(default_factory=set)
     fences: dict[int, int] = field(default_factory=dict)
     token_times_s: list[float] = field(default_factory=list)
+    hints: Callable[[float], Sequence[Said]] | None = None
 
 
 class Source(Protocol):

@@ -7,6 +7,7 @@ docs/how-to/make-a-workload.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,21 @@ def _command(name: str, kind: Kind) -> click.Command:
 
     @click.command(name, help=f"Make {kind.about}. Equal options give equal files.")
     @_options(kind.arrivals)
-    def command(requests: int, rate: float, arrivals: str | None, seed: int, out: Path) -> None:
-        write_out("--out", out, write_trace(made(kind, requests, rate, seed, arrivals)))
+    def command(
+        requests: int, rate: float, arrivals: str | None, seed: int, out: Path, pause_s: float | None = None
+    ) -> None:
+        chosen = kind if pause_s is None else replace(kind, pause_s=pause_s)
+        write_out("--out", out, write_trace(made(chosen, requests, rate, seed, arrivals)))
 
-    return command
+    return _pause(kind)(command) if kind.pause_s else command
+
+
+def _pause(kind: Kind) -> Any:
+    """Return a decorator that adds the option of kinds whose sessions have turns."""
+    return click.option(
+        "--pause-s", default=kind.pause_s, show_default=True, type=NumberRange(0.001, 1e6),
+        help="From one turn of a session to the next, in the mean.",
+    )  # fmt: skip
 
 
 for name, kind in KINDS.items():

@@ -5,6 +5,7 @@
     segment, segment_order   one rank's memory, and the order in which segments are tried
     leases, quarantine       who reads or writes an object, and ranges that late bytes may reach
     general       verbs for single objects: copies, pins, removal
+    hints, trust  verbs of hints, and what the hints of a tenant have cost compared with LRU
     tier_index, promotion, adoption   blocks on SSD, blocks that stay in DRAM, blocks of an earlier directory
 
 The door is `store.directory`, which adds the verbs for runs of KV blocks. Explained in

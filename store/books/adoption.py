@@ -10,12 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from store.books.general import GeneralVerbs
+from store.books.hints import HintVerbs
 from store.layout import check_of
 from store.objects import HeldBlock, ObjectState, Wanted
 
 
-class Adoption(GeneralVerbs):
+class Adoption(HintVerbs):
     """The verbs of adopted blocks, and of checks."""
 
     def adopt(self, blocks: Sequence[tuple[HeldBlock, Wanted]], now: float, late_s: float) -> int:

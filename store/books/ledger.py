@@ -323,7 +323,8 @@ class Ledger:
         """Return the object that this segment would evict first; None when it may evict nothing."""
         for obj in self._victims(segment, now):
             until = segment.first_victim_until(now, self._copy_cold_s)
-            return Coldest(obj.soft_pinned(now), obj.last_use_s, until)
+            is_held, last_use_s = segment.policy.coldness(obj.key or 0, obj.last_use_s)
+            return Coldest(is_held or obj.soft_pinned(now), last_use_s, until)
         return None
 
     # --------------------------------------------------------------------------- inspection

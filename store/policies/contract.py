@@ -120,6 +120,10 @@ class Policy(ABC):
         """Count the known items, without those of `besides`, never evicted for a block of this class."""
         return 0
 
+    def coldness(self, item: int, last_use_s: float) -> tuple[bool, float]:
+        """Return how a known item compares with the victims of other segments; the least is evicted first."""
+        return False, last_use_s
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of known items."""

@@ -68,6 +68,10 @@ class FaultChecker(Checker):
             case fx.AnswerCommand():
                 assert effect.command not in self._over, f"{effect} after the end of its command"
                 self._over |= {effect.command} if effect.ended else set()
+            case fx.HintAnswered():
+                assert isinstance(event, ev.HintArrived)
+                assert event.hint_id == effect.hint_id
+                assert 0 <= effect.affected <= effect.blocks
             case fx.Fail() if not world.control.stopped:
                 self._check_failure(effect)
             case _ if type(effect) in ORDERS:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace as change
 
@@ -23,6 +23,7 @@ from mooncake_lite import messages as m
 from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
+from mooncake_lite.control.asked import Verb
 from mooncake_lite.control.request import BRANCH_MARK, client_id_of, first_attempt
 from mooncake_lite.simulator.clients import LOOK_S, Clients, ToClient
 from store.keys import block_digests
@@ -30,6 +31,7 @@ from tests.worlds.requests import STOP, Workload, digests_of
 from tests.worlds.requests import DrawnRequest as Request
 
 COMMANDS, MOST_LOSSES = ("get", "verify", "compact", "rm", "rm", "rm-all", "pin", "pin"), 3
+VERBS, TENANTS = get_args(Verb), ("", "a")
 TOLD = {"rejected": ["Reject"], "failed": ["Fail"], "cancelled": [], "finished": []}
 
 
@@ -84,12 +86,16 @@ class FaultyClients(Clients):
             world.clock.after(seconds, lambda: self._cancel(request, branch))
         if random.random() < world.faults.command:
             self._command(request)
+        if world.faults.hint and random.random() < world.faults.hint:
+            self._say(request)
         if world.dice.random() < world.faults.flipped:
             world.memory.flip(world.dice)
 
     def _submit_of(self, request: Request) -> tuple[ev.RequestArrived, m.Body]:
         request.term = self._world.term
         arrived, body = super()._submit_of(request)
+        if self._world.faults.hint:
+            arrived = change(arrived, session=f"s{len(request.token_ids) % 5}", tenant=TENANTS[request.n % 2])
         return change(arrived, n=request.n), change(body, sampling=request.sampling, stop_ids=[STOP])
 
     def _cancel(self, request: Request, branch: int) -> None:
@@ -113,6 +119,17 @@ class FaultyClients(Clients):
         query = m.PoolQuery(what, keys=keys, force=forced, hard=hard, soft_s=soft_s, number=number)
         world.from_clients(query)
         self.commands[number] = random.randint(1, 3) if random.random() < world.faults.killed else inf
+
+    def _say(self, request: Request) -> None:
+        """Say anything about the blocks of a request, or about the latest prompt of a session."""
+        random, blocks = self._random, range(self._random.randint(0, len(request.keys)))
+        keys, digests = [request.keys[n] for n in blocks], [request.digests[n] for n in blocks]
+        seconds = random.choice((None, 0.0, 0.5, 5.0, 50.0))
+        hint = ev.HintArrived(
+            request.request_id, self.gateway, random.choice(VERBS), keys, digests, f"s{random.randrange(5)}",
+            random.choice(TENANTS), request.class_id, seconds, random.randint(1, 3),
+        )  # fmt: skip
+        self._world.clock.after(random.choice((0.0, 1.0, 5.0)), partial(self._world.from_clients, hint))
 
     def take_over(self, news: Any) -> None:
         """Send open requests to a new conductor again (NewTerm), with what their clients have."""

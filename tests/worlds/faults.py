@@ -27,6 +27,7 @@ DRAWN = {
 FIXED = {
     "slow_link_s": 8.0, "may_still_write": 0.5, "rank_lost": 0.3, "unreachable": 0.1, "conductor_lost": 0.3,
     "flipped": 0.0, "unready": 0.02, "poisoned": 0.05,
+    "hint": 0.0,
 }  # fmt: skip
 ODDS = DRAWN | FIXED
 Odds = make_dataclass("Odds", [(name, float, odds) for name, odds in ODDS.items()], frozen=True)
@@ -56,6 +57,7 @@ class Faults(Odds):
     conductor_lost     what is lost is the conductor
     flipped            with a request, a block in DRAM gets other bytes; readers compare all blocks then
     unready            a client does not wait until the cluster has started
+    hint               a hint of any kind comes with a request, right or wrong
     poisoned           in a run, some requests cannot be computed
     """
 

@@ -157,6 +157,7 @@ def arrived(context: Context, words: list[str]) -> ev.Event:
         after(words, "tenant") or "",
         *limits_s,
         "gateway",
+        session=after(words, "session") or "",
     )
 
 
@@ -244,6 +245,16 @@ def pool_command(context: Context, words: list[str]) -> ev.Event:
     return ev.PoolCommand(int(words[1]), what, keys, "block" if what == "get" else "", force, hard, soft_s)
 
 
+def hint(context: Context, words: list[str]) -> ev.Event:
+    verb, keys = words[1], context.keys(words[2:])
+    seconds = after(words, "for")
+    return ev.HintArrived(
+        "h", "gateway", verb, keys, list(map(digest_of, keys)), after(words, "session") or "",  # type: ignore[arg-type]
+        after(words, "tenant") or "", seconds=None if seconds is None else float(seconds),
+        copies=int(after(words, "copies") or 1),
+    )  # fmt: skip
+
+
 def saved(context: Context, words: list[str]) -> ev.Event:
     state: Any = words[2]
     return ev.BlocksSaved(int(words[1]), 0, context.keys(words[3:]), state)
@@ -320,6 +331,7 @@ COMMANDS: dict[str, Callable[[Context, list[str]], ev.Event]] = {
         int(words[1]), 0, context.keys(words[2:]), "unsure" not in words
     ),
     "command": pool_command,
+    "hint": hint,
     "abandoned": lambda context, words: ev.CommandAbandoned(int(words[1])),
     "listed": listed,
     "undelivered": undelivered,

@@ -224,6 +224,10 @@ class Scenario:
                 words += [f"blocks {effect.blocks} kept {effect.kept}"] if effect.blocks else []
                 words += [f"bad {self._named([bad.key for bad in effect.bad])}"] if effect.bad else []
                 words += [f"({effect.problem})"] if effect.problem else []
+            case fx.HintAnswered():
+                words += [f"{effect.outcome} {effect.affected} of {effect.blocks}"]
+                words[-1] += f" for {effect.lasts_s:g} s:" if effect.lasts_s else ":"
+                words += [effect.reason]
             case fx.Readiness():
                 words += [effect.closed or "ready" if effect.ready else f"missing {effect.missing}"]
             case fx.WakeAt(time):

@@ -39,6 +39,16 @@ def test_other_arrivals_change_times_alone(kind: str, tmp_path: Path) -> None:
     assert other[-1].timestamp == pytest.approx(60_000, rel=0.1)
 
 
+def test_longer_pauses_let_more_sessions_take_turns(tmp_path: Path) -> None:
+    begun = []
+    for pause_s in ("10", "200"):
+        path = tmp_path / pause_s
+        words = ["--requests", "400", "--rate", "0.2", "--pause-s", pause_s, "--out", str(path)]
+        assert main(["workload", "make", "agents", *words]) == 0
+        begun.append(len({tuple(request.hash_ids[:80]) for request in read_trace(path).requests[:20]}))
+    assert begun[0] < begun[1]
+
+
 def test_a_trace_of_lengths_is_converted_and_what_it_lacks_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,262 @@
+"""What the control plane answers to hints, and does for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mooncake_lite.control import effects as fx
+from mooncake_lite.control import events as ev
+from mooncake_lite.control import hints
+from scheduler import CostConfig
+from scheduler.classes import ServiceClass
+from scheduler.costs import LoadCost, PrefillCost, TransferCost
+from tests.mooncake_lite.control.plane import LAYOUT, SUMS, Plane, only
+
+pytestmark = pytest.mark.quick
+
+COSTS = CostConfig(
+    prefill=PrefillCost(0.0, 0.01), transfer=TransferCost(1e9, 0.0), load=LoadCost(1e9, 1e9, 0.0)
+)
+
+
+class Hinted(Plane):
+    """A plane, spoken to in hints as well."""
+
+    def hint(self, verb: Any, keys: list[int], **more: Any) -> fx.HintAnswered:
+        return only(fx.HintAnswered, self.hinted(verb, keys, **more))
+
+    def hinted(self, verb: Any, keys: list[int], **more: Any) -> list[fx.Effect]:
+        return self.on(ev.HintArrived("h", "gateway-0", verb, keys, keys, **more))
+
+    def in_dram(self, keys: list[int]) -> list[int]:
+        return [key for key in keys if self.control.directory.find(key) is not None]
+
+    def save_all(self) -> None:
+        """The tier has everything: it can be evicted."""
+        keys = [obj.key or 0 for obj in self.control.directory.visible_objects()]
+        self.on(ev.BlocksSaved(3, 0, keys, "durable"))
+
+    def serve_session(self, name: str, keys: list[int], session: str, tenant: str) -> None:
+        """Send a prompt of a session, and cancel it."""
+        job = only(fx.StartPrefill, self.arrive(name, 64 * len(keys), keys, session=session, tenant=tenant))
+        self.prefilled(job, finished=[0])
+
+    def fill(self, name: str, blocks: int) -> None:
+        """Serve a prompt of so many blocks that nobody asks for again."""
+        self.serve(name, 64 * blocks)
+        self.save_all()
+
+
+def answer_of(answer: fx.HintAnswered) -> tuple[str, int, int]:
+    return answer.outcome, answer.affected, answer.blocks
+
+
+def filled(blocks: int = 40) -> Hinted:
+    """A plane with blocks 1..4 in DRAM, on SSD as well."""
+    plane = Hinted(blocks, costs=COSTS)
+    plane.serve("a", 256, [1, 2, 3, 4])
+    plane.save_all()
+    return plane
+
+
+def test_retained_blocks_outlive_others() -> None:
+    plane = filled(12)
+    assert answer_of(plane.hint("retain", [1, 2, 3, 4], seconds=100.0)) == ("accepted", 4, 4)
+    plane.fill("b", 6)
+    plane.fill("c", 6)
+    assert plane.in_dram([1, 2, 3, 4]) == [1, 2, 3, 4]
+
+    plane.now += 100.0
+    plane.fill("d", 6)
+    plane.fill("e", 6)
+    assert plane.in_dram([1, 2, 3, 4]) == []
+
+
+def test_only_leading_blocks_in_memory_are_retained() -> None:
+    plane = filled()
+    clipped = plane.hint("retain", [1, 2, 9, 4], seconds=5.0)
+    assert answer_of(clipped) == ("clipped", 2, 4)
+    assert clipped.reason == "2 of 4 blocks are in memory"
+    assert clipped.lasts_s == 5.0
+    assert answer_of(plane.hint("retain", [9], seconds=5.0)) == ("rejected", 0, 1)
+
+
+def test_a_tenant_retains_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "HELD_SHARE", 0.05)
+    plane = filled()
+    assert answer_of(plane.hint("retain", [1, 2, 3, 4], seconds=5.0)) == ("clipped", 2, 4)
+    assert answer_of(plane.hint("retain", [1, 2, 3, 4], seconds=5.0, tenant="b")) == ("clipped", 2, 4)
+
+
+def test_demoted_blocks_go_first() -> None:
+    plane = filled(12)
+    plane.fill("b", 6)
+    plane.serve("c", 64 * 2)
+    plane.save_all()
+    plane.serve("again", 256, [1, 2, 3, 4])
+    assert answer_of(plane.hint("demote", [1, 2, 3, 4])) == ("accepted", 4, 4)
+    plane.fill("d", 4)
+    assert plane.in_dram([1, 2, 3, 4]) == []
+
+
+def test_a_session_is_the_latest_prompt_of_a_tenant() -> None:
+    plane = filled()
+    plane.serve_session("b", [1, 2], "agent", "t")
+    assert answer_of(plane.hint("retain", [], seconds=5.0, session="agent", tenant="t")) == ("accepted", 2, 2)
+    unknown = plane.hint("retain", [], seconds=5.0, session="agent")
+    assert answer_of(unknown) == ("rejected", 0, 0)
+    assert "has sent no prompt" in unknown.reason
+
+
+def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "MOST_SESSIONS", 2)
+    plane = filled()
+    for number in range(3):
+        plane.serve_session(f"b{number}", [1, 2], f"s{number}", "t")
+    outcomes = [
+        plane.hint("retain", [], seconds=5.0, session=f"s{number}", tenant="t").outcome for number in range(3)
+    ]
+    assert outcomes == ["rejected", "accepted", "accepted"]
+
+
+# ------------------------------------------------------------------------------ pins
+
+
+def test_pinned_blocks_are_not_evicted_until_their_time() -> None:
+    plane = filled(40)
+    answer = plane.hint("pin", [1, 2, 3, 4], seconds=100.0)
+    assert answer_of(answer) == ("accepted", 4, 4)
+    for number in range(8):
+        plane.fill(f"b{number}", 10)
+    assert plane.in_dram([1, 2, 3, 4]) == [1, 2, 3, 4]
+
+    plane.now += 100.0
+    plane.on(ev.Tick())
+    assert plane.control.directory.find(1).hard_pinned() is False  # type: ignore[union-attr]
+
+
+def test_pins_are_limited_and_end_when_they_are_taken_off() -> None:
+    plane = filled(20)
+    assert answer_of(plane.hint("pin", [1, 2, 3, 4])) == ("clipped", 2, 4)
+    assert answer_of(plane.hint("pin", [3, 4], tenant="b")) == ("rejected", 0, 2)
+    assert answer_of(plane.hint("pin", [1, 2, 3, 4], seconds=0.0)) == ("accepted", 2, 4)
+    assert answer_of(plane.hint("pin", [3, 4], tenant="b")) == ("accepted", 2, 2)
+    assert plane.hint("demote", [3, 4], tenant="b").outcome == "accepted"
+    assert not plane.control.directory.find(3).hard_pinned()  # type: ignore[union-attr]
+
+
+def test_a_request_that_fits_into_the_pool_takes_pins_off() -> None:
+    plane = filled(40)
+    plane.hint("pin", [1, 2, 3, 4])
+    effects = plane.arrive("large", 64 * 40)
+    assert only(fx.StartPrefill, effects).request_id == "large"
+    assert plane.in_dram([1, 2, 3, 4]) == []
+
+
+def test_an_operator_takes_the_pins_of_hints_over() -> None:
+    plane = filled(40)
+    plane.hint("pin", [1, 2], seconds=1.0)
+    plane.on(ev.PoolCommand(1, "pin", [1], hard=True))
+    plane.now += 2.0
+    plane.on(ev.Tick())
+    assert [plane.control.directory.find(key).hard_pinned() for key in (1, 2)] == [True, False]  # type: ignore[union-attr]
+
+
+def test_pins_of_blocks_that_were_removed_count_no_more() -> None:
+    plane = filled(20)
+    assert plane.hint("pin", [1, 2]).outcome == "accepted"
+    plane.on(ev.PoolCommand(1, "rm", [1], force=True))
+    plane.on(ev.PoolCommand(2, "get", [2], "block"))
+    assert answer_of(plane.hint("pin", [2, 3])) == ("accepted", 2, 2)
+    assert answer_of(plane.hint("pin", [2, 3], seconds=0.0)) == ("accepted", 2, 2)
+    assert not plane.control.directory.find(2).hard_pinned()  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------ prefetch
+
+
+def prefetching(**more: Any) -> tuple[Hinted, list[fx.Effect]]:
+    plane = Hinted(40, [1, 2, 3], costs=COSTS)
+    return plane, plane.hinted("prefetch", [1, 2, 3], **more)
+
+
+def test_a_prefetch_reads_from_ssd_and_holds_the_blocks() -> None:
+    plane, effects = prefetching()
+    assert answer_of(only(fx.HintAnswered, effects)) == ("accepted", 3, 3)
+    order = only(fx.LoadBlocks, effects)
+    assert answer_of(plane.hint("prefetch", [1, 2, 3])) == ("accepted", 0, 3), "they are on their way"
+    plane.on(ev.BlocksLoaded(3, 0, order.number, [True, True, False], [SUMS, SUMS, []], 0.1))
+    assert plane.in_dram([1, 2, 3]) == [1, 2]
+    assert plane.control.directory.held[""] == 2
+    assert answer_of(plane.hint("prefetch", [1, 2])) == ("accepted", 0, 2)
+
+
+def test_a_prefetch_that_comes_too_early_is_done_in_time() -> None:
+    plane, effects = prefetching(seconds=60.0)
+    answer = only(fx.HintAnswered, effects)
+    assert answer.outcome == "deferred"
+    assert 50.0 < answer.lasts_s < 60.0
+    assert not any(isinstance(effect, fx.LoadBlocks) for effect in effects)
+    assert only(fx.WakeAt, effects).time == pytest.approx(plane.now + answer.lasts_s)
+
+    plane.now += answer.lasts_s
+    assert only(fx.LoadBlocks, plane.on(ev.Tick())).keys == [1, 2, 3]
+
+
+def test_a_prefetch_without_space_waits_for_it() -> None:
+    plane = Hinted(4, [1, 2, 3], costs=COSTS)
+    plane.arrive("busy", 64 * 4)
+    assert plane.hint("prefetch", [1, 2, 3], seconds=1.0).outcome == "deferred"
+    plane.on(ev.RequestCancelled("busy"))
+    plane.on(ev.RequestFailed(1, 0, "busy", 1, "cancelled"))
+    plane.now += 1.0 - hints.AGAIN_S
+    assert only(fx.LoadBlocks, plane.on(ev.Tick())).keys == [1, 2, 3]
+
+
+def test_a_prefetch_that_is_lost_frees_its_space() -> None:
+    plane, effects = prefetching()
+    plane.on(ev.Undelivered(only(fx.LoadBlocks, effects), "its queue is full"))
+    assert plane.bytes_in("writing") == 0
+    assert plane.control.mechanisms.counts["prefetches"] == {"tried": 3, "failed": 3}
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"seconds": -1.0}, "seconds=-1: must be 0 to 86400"),
+        ({"seconds": float("nan")}, "seconds=nan: must be 0 to 86400"),
+        ({"seconds": None}, "retain needs seconds above 0"),
+        ({"seconds": 1.0, "class_id": 9}, "service class 9 is unknown"),
+        ({"seconds": 1.0, "copies": 0}, "keys and digests differ in number, or copies is below 1"),
+    ],
+)
+def test_a_hint_that_makes_no_sense_is_rejected(more: dict[str, Any], reason: str) -> None:
+    answer = filled().hint("retain", [1], **more)
+    assert (answer.outcome, answer.reason) == ("rejected", reason)
+
+
+def test_hints_need_lru_without_shares_of_classes() -> None:
+    for options in ({"eviction": "arc"}, {"classes": [ServiceClass(name="a", cache_share=0.5)]}):
+        plane = Hinted(8, **options)
+        answer = plane.hint("retain", [1], seconds=1.0)
+        assert answer.reason == "only the eviction policy lru without shares of classes follows hints"
+
+
+def test_hints_are_counted_by_verb_and_outcome() -> None:
+    plane = filled()
+    plane.hint("retain", [1], seconds=1.0)
+    plane.hint("retain", [9], seconds=1.0)
+    plane.hint("demote", [1])
+    assert plane.control.hints.counts == {
+        ("retain", "accepted"): 1, ("retain", "rejected"): 1, ("demote", "accepted"): 1,
+    }  # fmt: skip
+
+
+def test_a_hint_allocates_blocks_of_the_right_size() -> None:
+    _, effects = prefetching()
+    assert {ref.nbytes for ref in only(fx.LoadBlocks, effects).refs} == {LAYOUT.nbytes}
