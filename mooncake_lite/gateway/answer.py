@@ -13,8 +13,11 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.exposition import GatewayMetrics
+from mooncake_lite.gateway.hints import give_hints
 from mooncake_lite.gateway.logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.prompt_work import Prepared
@@ -118,6 +121,7 @@ class Answers:
         self._tokenizer = tokenizer
         self._tally = tally
         self.submits = prepared.submits
+        self._hints = prepared.hints
         self._echoes = prepared.echoes
         self._first = {
             submit.request.request_id: k * submit.request.n for k, submit in enumerate(prepared.submits)
@@ -160,6 +164,13 @@ class Answers:
                 self._tally.cached_tokens[tier] = self._tally.cached_tokens.get(tier, 0) + count
         self._tally.spans += [span for span in message.spans if span not in self._tally.spans]
 
+    async def give_hints(self, cluster: ClusterView, request: OpenRequest) -> None:
+        """Give the hints about the blocks that are there now. A hint changes no answer, and fails none."""
+        if self._hints:
+            keys, digests = request.prefix(cluster.block_tokens)
+            given = [replace(hint, keys=keys, digests=digests) for hint in self._hints]
+            self._tally.hints = await give_hints(cluster, given)
+
 
 async def pieces_of(
     cluster: ClusterView,
@@ -195,5 +206,6 @@ async def pieces_of(
                     metrics.observe_end(piece.finish, now - began, answers.texts[piece.index].num_tokens)
                 yield piece
         metrics.observe_prompts(sum(submit.request.num_tokens for submit in answers.submits))
+        await answers.give_hints(cluster, request)
     finally:
         cluster.close(request)

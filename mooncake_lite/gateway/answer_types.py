@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
+from mooncake_lite.messages import HintOutcome, Verb
+
 FinishReason = Literal["stop", "length"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -34,6 +36,22 @@ class Usage(msgspec.Struct):
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+
+
+class HintAnswer(msgspec.Struct, tag_field="object", tag="kv.hint"):
+    """What became of a hint.
+
+    blocks     full blocks of the prefix; affected: how many of them the hint applies to, the first ones
+    lasts_s    for how long, in seconds; of a prefetch that is deferred, until it begins; 0: neither
+    reason     what was done, or why not, in one line
+    """
+
+    verb: Verb
+    outcome: HintOutcome
+    blocks: Count
+    affected: Count
+    lasts_s: float
+    reason: str
 
 
 class AssistantMessage(msgspec.Struct):
@@ -93,7 +111,7 @@ class TextChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct, kw_only=True):
-    """Base of both completions. mooncake_lite: the trace, if the client asked for it."""
+    """Base of both completions. mooncake_lite: the trace; kv_hints: of its hints; if the client asked."""
 
     id: str
     created: int
@@ -101,6 +119,7 @@ class Completion(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     usage: Usage
     mooncake_lite: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    kv_hints: list[HintAnswer] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(Completion, kw_only=True, tag_field="object", tag="chat.completion"):

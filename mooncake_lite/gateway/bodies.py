@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +20,7 @@ from mooncake_lite.config.plain_text import plain_text
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.fields import NEUTRAL, NEUTRAL_IN_CHATS, refuse_unsupported
 from mooncake_lite.gateway.sampling import OPENAI, NumLogprobs, NumTokens, SamplingBody, TokenId, sampling_of
-from mooncake_lite.messages import Sampling
+from mooncake_lite.messages import Sampling, Verb
 
 MAX_STOPS = 16
 """Stop strings of one request. OpenAI takes 4; tasks of lm-eval have more."""
@@ -36,6 +38,19 @@ _SEVERAL = Meta(min_length=1, extra_json_schema={"maxItems": "$most_prompts"})
 _FORMS = (Text, Ids, Annotated[list[Text], _SEVERAL], Annotated[list[Ids], _SEVERAL])
 OfForms = Meta(extra_json_schema={"anyOf": [msgspec.json.schema(form) for form in _FORMS]})
 """What `_prompts` accepts. msgspec has no unions of two kinds of lists."""
+
+MAX_SECONDS = 86_400.0
+"""The longest time in a hint, a day: KV that is to be kept for longer is asked for again."""
+
+MAX_COPIES = 1024
+"""The most copies in a hint: more than a cluster has stores."""
+
+TIMED: tuple[Verb, ...] = ("prefetch", "pin", "retain")
+"""Verbs with seconds."""
+
+Session = Annotated[str, Meta(min_length=1, max_length=256)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Copies = Annotated[int, Meta(ge=1, le=MAX_COPIES)]
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; /v1/chat/completions takes what is left of the context."""
@@ -69,6 +84,22 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+class KvHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Hints about a request's own prompt and answer. The values are copies, seconds, or whether."""
+
+    share: Copies | None = None
+    prefetch: Seconds | None = None
+    demote: bool | None = None
+    pin: Seconds | None = None
+    retain: Seconds | None = None
+
+    @property
+    def given(self) -> dict[Verb, float | int]:
+        """Return the value of each verb that is given, in the order in which they are carried out."""
+        values = {verb: getattr(self, verb) for verb in get_args(Verb)}
+        return {verb: value for verb, value in values.items() if value is not None and value is not False}
+
+
 class GenerateBody(SamplingBody, kw_only=True):
     """Base of the bodies of both generating endpoints."""
 
@@ -84,6 +115,8 @@ class GenerateBody(SamplingBody, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
+    session: Session | None = None
+    kv_hints: KvHints | None = None
 
 
 class ChatBody(GenerateBody, kw_only=True):
@@ -121,6 +154,20 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
+class HintBody(msgspec.Struct, kw_only=True):
+    """POST /v1/kv/hints: a verb, and one of prompt, messages and session."""
+
+    verb: Verb
+    model: Model | None = None
+    prompt: Text | Ids | None = None
+    messages: list[ChatMessage] | None = None
+    session: Session | None = None
+    seconds: Seconds | None = None
+    copies: Copies | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+
+
 Prompt = str | list[int] | list[dict[str, Any]]
 """Text, token ids, or the messages of a chat as they came."""
 
@@ -135,6 +182,8 @@ class Ask:
     max_tokens   None when the client left it out; 0: the prompt's KV is computed, and no answer
     seeded       whether the client gave the seed
     speculate    whether drafts are made; None when the client left it out
+    session      of the tenant; "": none
+    hints        verb -> seconds or copies, carried out when the first answer has ended
     prediction   what the client expects as the answer; None: there is no prediction
     """
 
@@ -154,6 +203,8 @@ class Ask:
     add_special_tokens: bool
     cache_salt: str
     speculate: bool | None
+    session: str
+    hints: dict[Verb, float | int]
     prediction: str | None
 
 
@@ -184,6 +235,21 @@ def parse_tokenize(raw: bytes) -> tuple[TokenizeBody, str | list[dict[str, Any]]
         _check_messages(body.messages)
         return body, fields["messages"]
     assert body.prompt is not None
+    return body, body.prompt
+
+
+def parse_hint(raw: bytes) -> tuple[HintBody, Prompt | None]:
+    """Return a hint's body, and its prompt; None: the hint names a session. Raises RequestError."""
+    fields, body = _parsed(raw, HintBody)
+    named = [name for name in ("prompt", "messages", "session") if getattr(body, name) is not None]
+    if len(named) != 1:
+        raise RequestError("give one of prompt, messages and session", param="prompt")
+    for name, verbs in (("seconds", TIMED), ("copies", ("share",))):
+        if getattr(body, name) is not None and body.verb not in verbs:
+            raise RequestError(f"{name} belongs to {', '.join(verbs)}, not to {body.verb}", param=name)
+    if body.messages is not None:
+        _check_messages(body.messages)
+        return body, fields["messages"]
     return body, body.prompt
 
 
@@ -254,7 +320,9 @@ def _parsed(
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
-    """Return numbers without a fraction as integers, in lists too: in JSON 3.0 is 3."""
+    """Return numbers without a fraction as integers, in lists and in objects too: in JSON 3.0 is 3."""
+    if isinstance(value, dict) and depth == 2:
+        return {name: _whole(each, 0) for name, each in value.items()}
     if isinstance(value, list) and depth:
         return [_whole(each, depth - 1) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -271,11 +339,11 @@ def _json_problem(raw: bytes, message: str) -> str:
 
 def _in_words(message: str, body: dict[str, Any]) -> str:
     """Return a msgspec message, in full words where a number or a length is beyond a limit."""
-    found = re.match(r"Expected `\w+`( of length)? ([<>]=?) (\S+) - at `\$\.(\w+)`$", message)
+    found = re.match(r"Expected `\w+`( of length)? ([<>]=?) (\S+) - at `\$\.([\w.]+)`$", message)
     if found is None:
         return message.replace("$.", "")
     length, sign, limit, name = found.groups()
-    what = f"the length of {name}" if length else f"{name}={body[name]}"
+    what = f"the length of {name}" if length else f"{name}={reduce(getitem, name.split('.'), body)}"
     words = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
     return f"{what} must be {words[sign]} {limit.removesuffix('.0')}"
 
@@ -319,6 +387,10 @@ def _ask(
 ) -> Ask:
     options = body.stream_options
     max_tokens = _max_tokens(body)
+    hints = body.kv_hints.given if body.kv_hints is not None else {}
+    for name in ("session", "kv_hints"):
+        if len(prompts) > 1 and getattr(body, name):
+            raise RequestError(f"{name} belongs to one prompt, and prompt has {len(prompts)}", param=name)
     chat, special = isinstance(body, ChatBody), body.add_special_tokens
     return Ask(
         chat=chat,
@@ -337,6 +409,8 @@ def _ask(
         add_special_tokens=not chat if special is None else special,
         cache_salt=body.cache_salt or "",
         speculate=body.speculate,
+        session=body.session or "",
+        hints=hints,
         prediction=_prediction(body),
     )
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import Any
 
 from mooncake_lite import messages as m
 from mooncake_lite.errors import ConfigError
@@ -72,7 +73,7 @@ class ClusterView:
         self._asked_at_s = -math.inf
         self._news = asyncio.Event()
         self._num_removals = 0
-        self._removals: dict[int, asyncio.Future[m.PoolEnded]] = {}
+        self._asked: dict[int | str, asyncio.Future[Any]] = {}
         self._term = 0
         self._unsent: list[m.Submit] = []
         self.report = m.MetricsReply(-math.inf, [])
@@ -122,6 +123,11 @@ class ClusterView:
         """Return the number of prompts between admit and close."""
         return len(self._open)
 
+    @property
+    def block_tokens(self) -> int:
+        """Return the tokens of a block of the pool."""
+        return self._settings.config.block_size
+
     # ------------------------------------------------------------------ requests
 
     def admit(self, request_id: str) -> OpenRequest:
@@ -170,12 +176,12 @@ class ClusterView:
                 self.sockets.send(m.RequestCancelled(request_id))
 
     def fail_all(self, reason: str) -> None:
-        """Fail every open request, and every removal of blocks, with this reason."""
+        """Fail every open request, and every question to the conductor, with this reason."""
         for request in set(self._open.values()):
             request.fail(Unavailable(reason))
-        for ended in self._removals.values():
-            if not ended.done():
-                ended.set_exception(Unavailable(reason))
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(reason))
 
     def stop(self, reason: str) -> None:
         """Refuse new requests from now on, and end the open ones."""
@@ -210,19 +216,29 @@ class ClusterView:
 
         Raises Unavailable when the cluster takes no requests, or the answer does not come within limit_s.
         """
-        self._raise_unless_taken()
         self._num_removals += 1
         number = self._num_removals
-        ended = self._removals[number] = asyncio.get_running_loop().create_future()
+        query = m.PoolQuery("rm-all", force=True, number=number)
+        ended: m.PoolEnded = await self._answer_to(number, query, limit_s)
+        return ended
+
+    async def hint(self, hint: m.HintArrived, limit_s: float) -> m.HintAnswered:
+        """Give a hint; return the conductor's answer. Raises as `remove_all_blocks` does."""
+        answered: m.HintAnswered = await self._answer_to(hint.hint_id, hint, limit_s)
+        return answered
+
+    async def _answer_to(self, name: int | str, question: m.Message, limit_s: float) -> Any:
+        self._raise_unless_taken()
+        answer = self._asked[name] = asyncio.get_running_loop().create_future()
         try:
-            if not self.sockets.send(m.PoolQuery("rm-all", force=True, number=number)):
+            if not self.sockets.send(question):
                 raise Unavailable("the conductor cannot be reached")
             async with asyncio.timeout(limit_s):
-                return await ended
+                return await answer
         except TimeoutError:
             raise Unavailable(f"the conductor has not answered for {limit_s:g} s") from None
         finally:
-            del self._removals[number]
+            del self._asked[name]
 
     # ------------------------------------------------------------------ messages
 
@@ -250,7 +266,7 @@ class ClusterView:
                 hello_at = now + HELLO_S
             if now - self._asked_at_s >= pause_s:
                 self._ask_for_metrics()
-            if state is ClusterState.LOST and self._open:
+            if state is ClusterState.LOST and (self._open or self._asked):
                 self.fail_all(self.detail)
             await asyncio.sleep(TICK_S)
 
@@ -258,7 +274,7 @@ class ClusterView:
         """Present this gateway and its open requests to a new conductor, and send what could not be sent."""
         if self.heart is not None and self.heart.term != self._term:
             self._term = self.heart.term
-            first, size = m.first_attempt(self._term), self._settings.config.block_size
+            first, size = m.first_attempt(self._term), self.block_tokens
             self._unsent = [again for one in {*self._open.values()} for again in one.again(first, size)]
             self._say_hello()
         self._unsent = [
@@ -292,9 +308,10 @@ class ClusterView:
         elif isinstance(message, m.MetricsReply):
             self.report = message
             self._news.set()
-        elif isinstance(message, m.PoolEnded):
-            if (ended := self._removals.get(message.number)) is not None and not ended.done():
-                ended.set_result(message)
+        elif isinstance(message, m.PoolEnded | m.HintAnswered):
+            name = message.number if isinstance(message, m.PoolEnded) else message.hint_id
+            if (answer := self._asked.get(name)) is not None and not answer.done():
+                answer.set_result(message)
         elif isinstance(message, m.Reject):
             kind = Unavailable if message.kind == "unavailable" else Refused
             self._give_up(message.request_id, kind(message.reason, message.retry_after_s))
@@ -319,7 +336,7 @@ class ClusterView:
     def _recall(self, recall: m.Recall) -> None:
         """Tell the conductor what a client has. A client that has left wants no more of any answer."""
         request = self._open.get(m.client_id_of(recall.request_id))
-        report = request.recall(recall, self._settings.config.block_size) if request is not None else None
+        report = request.recall(recall, self.block_tokens) if request is not None else None
         if report is None:
             gone = [m.AnswerSoFar(branch, 0, whole=True) for branch in recall.branches]
             report = m.Report(m.Recalled(recall.request_id, recall.attempt, gone), [[] for _ in gone])

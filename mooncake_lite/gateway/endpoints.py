@@ -29,12 +29,13 @@ from mooncake_lite.gateway.answer import Answers, Piece, pieces_of
 from mooncake_lite.gateway.body_reader import BodyReader
 from mooncake_lite.gateway.cluster_view import ClusterState, ClusterView
 from mooncake_lite.gateway.exposition import GatewayMetrics
+from mooncake_lite.gateway.hints import ANSWER_LIMIT_S, give_hint
 from mooncake_lite.gateway.open_request import OpenRequest
 from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, error_answer, in_pieces, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import Unavailable, error_object, surprise
-from mooncake_lite.gateway.prompt_work import Prepared, check_model, served_as
+from mooncake_lite.gateway.prompt_work import Prepared, check_model, hint_of, served_as
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.service import Services
 from mooncake_lite.gateway.settings import Settings
@@ -133,6 +134,17 @@ class Endpoints:
         first = await while_connected(request.receive, anext(pieces))
         events = _events(first, pieces, count, shaper, tally)
         return EventStream(events, headers, lambda whole: self._count(request, 200 if whole else CLIENT_LEFT))
+
+    # ------------------------------------------------------------------ hints
+
+    async def kv_hints(self, request: Request) -> Response:
+        """POST /v1/kv/hints: a hint about a prefix, or a session. Raises RequestError."""
+        service = self._services.of(request.headers, request.state.tenant)
+        async with self._bodies.body_of(request) as raw:
+            work = self._prompts.hint(f"hint-{uuid.uuid4().hex}", raw)
+            hint = hint_of(await while_connected(request.receive, work), service)
+        given = give_hint(self._cluster, hint, ANSWER_LIMIT_S)
+        return _json(await while_connected(request.receive, given))
 
     # ------------------------------------------------------------------ tokens and models
 
@@ -257,6 +269,11 @@ ENDPOINTS = (
         methods=("POST",), path="/v1/completions", handler=Endpoints.completions, guarded=True,
         summary="A text completion, whole or as events",
         body=bodies.CompletionBody, answer=types.TextCompletion, streams=True, errors=OF_BODIES,
+    ),
+    Endpoint(
+        methods=("POST",), path="/v1/kv/hints", handler=Endpoints.kv_hints, guarded=True,
+        summary="A hint about the use that a prefix, or a session, will have",
+        body=bodies.HintBody, answer=types.HintAnswer, errors=OF_BODIES,
     ),
     Endpoint(
         methods=("GET",), path="/v1/models", handler=Endpoints.models, guarded=True,

@@ -13,6 +13,7 @@ import msgspec
 
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway.prompt_work import Kind, Prepared
+from mooncake_lite.messages import HintArrived
 from mooncake_lite.messages.parts import Message
 from transport.wire import Decoder, encode
 
@@ -52,7 +53,7 @@ class Problem(Message, frozen=True):
 
 
 TO_PROCESS = Decoder(PromptTask)
-TO_GATEWAY = Decoder(Prepared | PromptAnswer | Problem)
+TO_GATEWAY = Decoder(Prepared | HintArrived | PromptAnswer | Problem)
 
 
 def frame(message: msgspec.Struct) -> bytes:

@@ -84,16 +84,26 @@ class PromptAnswers:
         """
         if self.withheld is not None:
             self._forget_withheld()
-        prompt, salt = self.submit.body.token_ids, self.submit.body.salt
         answers, tokens = [], []
         for branch in branches:
             order = self.orders[branch]
             order.recall(attempt)
-            so_far = [*prompt, *order.token_ids] if salt else []
-            keys, digests = prefix_keys(so_far, block_tokens, salt), block_digests(so_far, block_tokens)
+            keys, digests = self._named(order.token_ids, block_tokens)
             answers.append(m.AnswerSoFar(branch, order.next, order.ended, keys, digests))
             tokens.append(order.token_ids)
         return answers, tokens
+
+    def prefix(self, block_tokens: int) -> tuple[list[int], list[int]]:
+        """Return keys and digests of the full blocks that the prompt and its first answer leave.
+
+        The last token of an answer has no KV: it was never an input.
+        """
+        return self._named(self.orders[0].token_ids[:-1], block_tokens)
+
+    def _named(self, answer: list[int], block_tokens: int) -> tuple[list[int], list[int]]:
+        body = self.submit.body
+        tokens = [*body.token_ids, *answer] if body.salt else []
+        return prefix_keys(tokens, block_tokens, body.salt), block_digests(tokens, block_tokens)
 
     def _forget_withheld(self) -> None:
         self.orders = [InOrder(self.submit.request.max_tokens) for _ in self.orders]
@@ -159,6 +169,10 @@ class OpenRequest:
         if self._error is not None:
             return []
         return [prompt.again(attempt, block_tokens) for prompt in self._prompts.values() if not prompt.ended]
+
+    def prefix(self, block_tokens: int) -> tuple[list[int], list[int]]:
+        """Return keys and digests of the full blocks that the first prompt and its first answer leave."""
+        return self._prompts[self.request_id].prefix(block_tokens)
 
     def release(self, request_id: str) -> None:
         """The cluster will not refuse one of the prompts any more."""

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mooncake_lite.gateway.long_prompts import LongPrompts, command
 from mooncake_lite.gateway.prompt_work import Kind, Prepared, PromptWork
 from mooncake_lite.gateway.settings import Settings
+from mooncake_lite.messages import HintArrived
 from mooncake_lite.model.tokenizer import Tokenizer
 
 THREADS = 2
@@ -48,6 +49,12 @@ class Prompts:
         assert isinstance(prepared, Prepared)
         return prepared
 
+    async def hint(self, hint_id: str, raw: bytes) -> HintArrived:
+        """The message that gives a hint. Raises RequestError."""
+        hint = await self._do("hint", hint_id, raw)
+        assert isinstance(hint, HintArrived)
+        return hint
+
     async def answer(self, kind: Kind, raw: bytes) -> list[bytes]:
         """The JSON that answers /tokenize or /detokenize, in pieces. Raises RequestError."""
         answer = await self._do(kind, "", raw)
@@ -60,7 +67,7 @@ class Prompts:
         self._middle.close()
         self._long.close()
 
-    async def _do(self, kind: Kind, request_id: str, raw: bytes) -> Prepared | list[bytes]:
+    async def _do(self, kind: Kind, request_id: str, raw: bytes) -> Prepared | HintArrived | list[bytes]:
         if len(raw) > SHORT_BYTES:
             process = self._middle if len(raw) <= MIDDLE_BYTES else self._long
             return await process.do(kind, request_id, raw)

@@ -28,6 +28,7 @@ class Tally:
     accepted        tokens of the answers that were drafts from the prediction
     cached_tokens   prompt tokens whose KV was reused, by tier
     spans           stages, as the ranks measured them
+    hints           what became of the request's hints
     """
 
     prompt_tokens: int
@@ -36,6 +37,7 @@ class Tally:
     accepted: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    hints: list[types.HintAnswer] = field(default_factory=list)
 
     def usage(self) -> types.Usage:
         """OpenAI's usage object."""
@@ -88,8 +90,8 @@ class Shaper:
         """The answer to a request that does not stream."""
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
         form: Any = types.ChatCompletion if self.chat else types.TextCompletion
-        trace = {"mooncake_lite": tally.trace()} if self._trace else {}
-        whole: types.Completion = form(**self._common, choices=choices, usage=tally.usage(), **trace)
+        more = self._more(tally)
+        whole: types.Completion = form(**self._common, choices=choices, usage=tally.usage(), **more)
         return whole
 
     def opening(self, count: int) -> list[dict[str, Any]]:
@@ -110,9 +112,13 @@ class Shaper:
         chunks = [ending]
         if self._include_usage:
             chunks.append(self._chunk([]) | {"usage": tally.usage()})
-        if self._trace:
-            chunks[-1]["mooncake_lite"] = tally.trace()
+        chunks[-1] |= self._more(tally)
         return chunks
+
+    def _more(self, tally: Tally) -> dict[str, Any]:
+        """Our own additions to an answer, or its last chunk, that the client asked for."""
+        trace = {"mooncake_lite": tally.trace()} if self._trace else {}
+        return trace | ({"kv_hints": tally.hints} if tally.hints else {})
 
     def _whole_choice(self, index: int, answer: Whole) -> types.ChatChoice | types.TextChoice:
         logprobs, finish = self._logprobs(answer.logprobs), cast(types.FinishReason, answer.finish)

@@ -11,6 +11,7 @@ these messages in their order.
 
 from __future__ import annotations
 
+from mooncake_lite.control.asked import Verb
 from mooncake_lite.control.effects import (
     CancelOn,
     CheckBlocks,
@@ -22,6 +23,7 @@ from mooncake_lite.control.effects import (
     GrantPuts,
     GrantSwap,
     HintAnswered,
+    HintOutcome,
     HoldBlocks,
     ListOpen,
     LoadBlocks,

@@ -81,6 +81,7 @@ class FakeCluster:
     received       every message of the gateway, in order
     problem        why there are no metrics
     pool_answers   to its next queries about the pool
+    hint_outcome   of all hints that come
     silent         the conductor hears, and says nothing
     """
 
@@ -90,6 +91,7 @@ class FakeCluster:
         self.metrics: list[m.Metric] = []
         self.problem = ""
         self.pool_answers: list[m.PoolEnded] = []
+        self.hint_outcome: m.HintOutcome = "accepted"
         self.silent = False
         self.received: list[m.Message] = []
         self._curve = curve
@@ -194,6 +196,10 @@ class FakeCluster:
             self._hub.send("gateway-0", m.MetricsReply(message.asked_at_s, self.metrics, self.problem))
         elif isinstance(message, m.PoolQuery):
             self.to_gateway(replace(self.pool_answers.pop(0), number=message.number))
+        elif isinstance(message, m.HintArrived):
+            blocks, lasts_s = len(message.keys), message.seconds or 0.0
+            told = (message.gateway, self.hint_outcome, blocks, blocks, lasts_s, "as asked")
+            self.to_gateway(m.HintAnswered(message.hint_id, *told))
         elif isinstance(message, m.Submit):
             self.behaviour(self, message)
 

@@ -31,16 +31,18 @@ CHECKS = [
 SHARES = {
     "POST /v1/chat/completions": 10,
     "POST /v1/completions": 10,
+    "POST /v1/kv/hints": 3,
     "POST /tokenize": 3,
     "POST /detokenize": 5,
     "GET /v1/models/{model}": 1,
     "the others": 1,
 }
-"""How many of 30 examples go to an endpoint."""
+"""How many of 33 examples go to an endpoint."""
 
 ACCEPTED = {
     "POST /v1/chat/completions": 0.5,
     "POST /v1/completions": 0.8,
+    "POST /v1/kv/hints": 0.2,
     "POST /tokenize": 0.8,
     "POST /detokenize": 0.9,
 }

@@ -134,6 +134,7 @@ def test_answers_are_of_the_types_that_the_document_names(
         (types.ModelCard, "GET", "/v1/models/default", None),
         (types.TokenIds, "POST", "/tokenize", {"prompt": "x"}),
         (types.Text, "POST", "/detokenize", {"tokens": [5]}),
+        (types.HintAnswer, "POST", "/v1/kv/hints", {"verb": "pin", "session": "a"}),
         (types.ResetAnswer, "POST", "/reset_prefix_cache", None),
         (types.Health, "GET", "/health", None),
         (types.Version, "GET", "/version", None),
@@ -158,6 +159,10 @@ def test_the_document_needs_no_key(start: Start, tokenizer: Tokenizer) -> None:
 
     own = OWN | {"$last_token_id": tokenizer.vocab_size - 1}
     assert document == describe(ENDPOINTS, own, has_key=True)
+
+
+EXCLUDED = {"HintBody": ("session", "copies", "verb")}
+"""Fields of a body that others exclude: test_hints.py has them."""
 
 
 def edges(schema: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
@@ -190,7 +195,9 @@ def edges(schema: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
         yield None, True
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/kv/hints", "/tokenize", "/detokenize"]
+)
 def test_the_limits_in_the_document_are_those_that_are_checked(gateway: GatewayProcess, path: str) -> None:
     document = gateway.http.get("/openapi.json").json()
     media = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -198,13 +205,14 @@ def test_the_limits_in_the_document_are_those_that_are_checked(gateway: GatewayP
     whole: dict[str, Any] = {
         "ChatBody": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
         "CompletionBody": {"prompt": [5], "max_tokens": 1},
+        "HintBody": {"verb": "retain", "prompt": "a"},
         "TokenizeBody": {"prompt": "a"},
         "DetokenizeBody": {"tokens": [5]},
     }[name]
     beyond = {"max_tokens", "max_completion_tokens", "min_tokens"} if name == "ChatBody" else {"min_tokens"}
     seen: list[tuple[str, Any]] = []
     for field, schema in document["components"]["schemas"][name]["properties"].items():
-        if field in ("prompt", "messages"):
+        if field in ("prompt", "messages", *EXCLUDED.get(name, ())):
             continue
         for value, allowed in edges(schema):
             if value == MAX_MODEL_LEN - 1 and field in beyond:
@@ -222,4 +230,4 @@ def test_the_limits_in_the_document_are_those_that_are_checked(gateway: GatewayP
             if not allowed:
                 named = reply.json()["error"]["param"].partition("[")[0]
                 assert named in (field, {"best_of": "n", "max_completion_tokens": "max_tokens"}.get(field))
-    assert len(seen) > {"DetokenizeBody": 3}.get(name, 70)
+    assert len(seen) > {"DetokenizeBody": 3, "HintBody": 60}.get(name, 70)
