@@ -33,8 +33,8 @@ from mooncake_lite.config.modes import DUTIES
 from mooncake_lite.config.reading import config_from
 from mooncake_lite.config.serve import DEFAULT_MODEL, PAGE_TOKENS, ServeConfig
 from mooncake_lite.errors import ClusterError, ConfigError, RequestError
+from mooncake_lite.gateway import answer_types as types
 from mooncake_lite.gateway.answer import Answers
-from mooncake_lite.gateway.answer_types import ChatChoice, ChatCompletion, TextChoice, TextCompletion
 from mooncake_lite.gateway.prompt_work import Prepared, PromptWork
 from mooncake_lite.gateway.sampling import SamplingBody
 from mooncake_lite.gateway.settings import Settings
@@ -46,6 +46,7 @@ from mooncake_lite.model.sizes import context_length
 from mooncake_lite.model.tokenizer import Tokenizer, load_tokenizer
 from mooncake_lite.ranks.computing.build import computing_rank
 from mooncake_lite.ranks.computing.machine import Told
+from mooncake_lite.ranks.computing.page_hints import PageHints
 from mooncake_lite.tools.client import one_line, open_client, problem_of
 from scheduler.instance import Staging, pages_for
 
@@ -61,6 +62,9 @@ Prompt = str | Sequence[int]
 
 Conversation = Sequence[Mapping[str, str]]
 """Messages: [{"role": "user", "content": "..."}, ...]."""
+
+Prefix = Prompt | Conversation | None
+"""What a hint is about; None: a session."""
 
 ROLE = "compute"
 """Of the only rank of this process: it prefills and decodes."""
@@ -90,6 +94,7 @@ class SamplingParams(SamplingBody, kw_only=True, omit_defaults=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     speculate: bool | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,9 @@ class RequestOutput:
 class _Answering(Protocol):
     def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
         """Return the answers to these request bodies, in their order."""
+
+    def hint(self, body: Mapping[str, Any]) -> types.HintAnswer:
+        """Return what becomes of the hint in this body."""
 
 
 class LLM:
@@ -156,15 +164,57 @@ class LLM:
         one = len(messages) > 0 and isinstance(messages[0], Mapping)
         return self._answer("chat", "messages", [messages] if one else messages, sampling_params)
 
+    def share(self, prefix: Prefix = None, *, session: str = "", copies: int = 1) -> types.HintAnswer:
+        """Put copies of KV on further stores. Like the other hints, it changes no token.
+
+        prefix    a prompt or a conversation; None: the latest prompt that came with `session`
+
+        Raises RequestError, or ClusterError when the cluster fails, as all hints do.
+        """
+        return self._hint("share", prefix, session, copies=copies)
+
+    def prefetch(
+        self, prefix: Prefix = None, *, session: str = "", seconds: float | None = None
+    ) -> types.HintAnswer:
+        """Read KV from SSD, which will be needed in so many seconds; None: now."""
+        return self._hint("prefetch", prefix, session, seconds=seconds)
+
+    def demote(self, prefix: Prefix = None, *, session: str = "") -> types.HintAnswer:
+        """Evict KV before other KV."""
+        return self._hint("demote", prefix, session)
+
+    def pin(
+        self, prefix: Prefix = None, *, session: str = "", seconds: float | None = None
+    ) -> types.HintAnswer:
+        """Never evict KV, for so many seconds; 0 ends a pin; None: as long as the limits allow."""
+        return self._hint("pin", prefix, session, seconds=seconds)
+
+    def retain(
+        self, prefix: Prefix = None, *, session: str = "", seconds: float | None = None
+    ) -> types.HintAnswer:
+        """Evict KV after all other KV, for so many seconds; None: as long as the limits allow."""
+        return self._hint("retain", prefix, session, seconds=seconds)
+
+    def _hint(self, verb: m.Verb, prefix: Any, session: str, **more: float | None) -> types.HintAnswer:
+        field = "messages" if prefix and isinstance(prefix[0], Mapping) else "prompt"
+        body = {"verb": verb, field: prefix, "session": session or None, **more}
+        _check_finite(body)
+        return self._answering.hint({name: value for name, value in body.items() if value is not None})
+
     def _answer(
         self, kind: Kind, field: str, prompts: Sequence[Any], params: SamplingParams | None
     ) -> list[RequestOutput]:
         given = msgspec.to_builtins(params or SamplingParams(), str_keys=True)
         biases = {f"logit_bias.{token}": bias for token, bias in given.get("logit_bias", {}).items()}
-        for name, value in (given | biases).items():
-            if isinstance(value, float) and not math.isfinite(value):  # JSON would say null: the default
-                raise RequestError(f"{name}={value} must be a finite number", param=name)
+        _check_finite(given | biases)
         return self._answering.answer(kind, [{field: prompt, **given} for prompt in prompts])
+
+
+def _check_finite(fields: Mapping[str, Any]) -> None:
+    """Raises RequestError for a number that JSON would write as null: the default."""
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RequestError(f"{name}={value} must be a finite number", param=name)
 
 
 def _prompt_of(body: Mapping[str, Any]) -> Any:
@@ -186,10 +236,27 @@ class _Cluster:
         with ThreadPoolExecutor(PARALLEL) as threads, client:  # after an error no thread sends anything
             return list(threads.map(lambda body: self._one(client, kind, body), bodies))
 
-    def _one(self, client: httpx.Client, kind: Kind, body: Mapping[str, Any]) -> RequestOutput:
+    def hint(self, body: Mapping[str, Any]) -> types.HintAnswer:
         import httpx
 
+        with open_client(httpx.Client, self._url, self._api_key, httpx.Timeout(60.0)) as client:
+            answer: types.HintAnswer = self._post(client, "/v1/kv/hints", body, types.HintAnswer)
+        return answer
+
+    def _one(self, client: httpx.Client, kind: Kind, body: Mapping[str, Any]) -> RequestOutput:
         path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
+        answer = self._post(client, path, body, types.ChatCompletion | types.TextCompletion)
+        outputs = [
+            CompletionOutput(each.index, _text(each), (), each.finish_reason) for each in answer.choices
+        ]
+        usage = answer.usage
+        cached = usage.prompt_tokens_details.cached_tokens
+        return RequestOutput(_prompt_of(body), outputs, usage.prompt_tokens, cached)
+
+    def _post(self, client: httpx.Client, path: str, body: Mapping[str, Any], kind: Any) -> Any:
+        """Return the answer to a body; send it again while the cluster is busy. Raises ClusterError."""
+        import httpx
+
         deadline = time.monotonic() + ANSWER_LIMIT_S
         try:
             response = client.post(path, json=body)
@@ -201,19 +268,13 @@ class _Cluster:
         if response.status_code != 200:
             raise ClusterError(problem_of(response))
         try:
-            answer = msgspec.json.decode(response.content, type=ChatCompletion | TextCompletion)
+            return msgspec.json.decode(response.content, type=kind)
         except (msgspec.DecodeError, UnicodeError) as error:
             raise ClusterError(f"{self._url} sent what is no answer: {one_line(error)}") from None
-        outputs = [
-            CompletionOutput(each.index, _text(each), (), each.finish_reason) for each in answer.choices
-        ]
-        usage = answer.usage
-        cached = usage.prompt_tokens_details.cached_tokens
-        return RequestOutput(_prompt_of(body), outputs, usage.prompt_tokens, cached)
 
 
-def _text(choice: ChatChoice | TextChoice) -> str:
-    return choice.text if isinstance(choice, TextChoice) else choice.message.content or ""
+def _text(choice: types.ChatChoice | types.TextChoice) -> str:
+    return choice.text if isinstance(choice, types.TextChoice) else choice.message.content or ""
 
 
 def _seconds(retry_after: str) -> float:
@@ -294,6 +355,7 @@ class _Process:
             engine = build_engine(config, folder, self._model, threads, _Starting(report))
         self._runner, self._pages = Runner(engine), engine.num_pages
         self._numbers = itertools.count()
+        self._hints = PageHints(config.block_size)
         self._new_rank()
 
     def _settings(self, config: ServeConfig, folder: Path) -> Settings:
@@ -310,8 +372,19 @@ class _Process:
             m.RankHello(0, "serve", 0), self._config, self._model, duties, self._pages, no_staging
         )
 
+    def hint(self, body: Mapping[str, Any]) -> types.HintAnswer:
+        hint = self._work.do("hint", "", msgspec.json.encode(body))
+        assert isinstance(hint, m.HintArrived)
+        kind: Kind = "chat" if "messages" in body else "completion"
+        named = None if hint.session else self._prepare(kind, {**body, "max_tokens": 0}).submit
+        told = self._hints.give(hint, named, self._rank.state, time.monotonic())
+        return types.HintAnswer(hint.verb, *told)
+
     def answer(self, kind: Kind, bodies: Sequence[Mapping[str, Any]]) -> list[RequestOutput]:
         requests = [self._prepare(kind, body) for body in bodies]
+        self._rank.state.pages.forget_retained(time.monotonic())
+        for request in requests:
+            self._hints.note_session(request.submit)
         try:
             self._run(requests)
         except BaseException:

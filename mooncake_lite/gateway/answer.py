@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.exposition import GatewayMetrics
 from mooncake_lite.gateway.hints import give_hints
@@ -167,9 +165,7 @@ class Answers:
     async def give_hints(self, cluster: ClusterView, request: OpenRequest) -> None:
         """Give the hints about the blocks that are there now. A hint changes no answer, and fails none."""
         if self._hints:
-            keys, digests = request.prefix(cluster.block_tokens)
-            given = [replace(hint, keys=keys, digests=digests) for hint in self._hints]
-            self._tally.hints = await give_hints(cluster, given)
+            self._tally.hints = await give_hints(cluster, request.left(cluster.block_tokens), self._hints)
 
 
 async def pieces_of(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -39,18 +37,12 @@ _FORMS = (Text, Ids, Annotated[list[Text], _SEVERAL], Annotated[list[Ids], _SEVE
 OfForms = Meta(extra_json_schema={"anyOf": [msgspec.json.schema(form) for form in _FORMS]})
 """What `_prompts` accepts. msgspec has no unions of two kinds of lists."""
 
-MAX_SECONDS = 86_400.0
-"""The longest time in a hint, a day: KV that is to be kept for longer is asked for again."""
-
-MAX_COPIES = 1024
-"""The most copies in a hint: more than a cluster has stores."""
-
 TIMED: tuple[Verb, ...] = ("prefetch", "pin", "retain")
 """Verbs with seconds."""
 
 Session = Annotated[str, Meta(min_length=1, max_length=256)]
-Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
-Copies = Annotated[int, Meta(ge=1, le=MAX_COPIES)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]  # a day: KV to be kept for longer is asked for again
+Copies = Annotated[int, Meta(ge=1, le=1024)]  # more than a cluster has stores
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions; /v1/chat/completions takes what is left of the context."""
@@ -94,8 +86,8 @@ class KvHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     retain: Seconds | None = None
 
     @property
-    def given(self) -> dict[Verb, float | int]:
-        """Return the value of each verb that is given, in the order in which they are carried out."""
+    def given(self) -> dict[Verb, float]:
+        """Return the value of each verb that is given, in the order of the verbs."""
         values = {verb: getattr(self, verb) for verb in get_args(Verb)}
         return {verb: value for verb, value in values.items() if value is not None and value is not False}
 
@@ -183,7 +175,7 @@ class Ask:
     seeded       whether the client gave the seed
     speculate    whether drafts are made; None when the client left it out
     session      of the tenant; "": none
-    hints        verb -> seconds or copies, carried out when the first answer has ended
+    hints        verb -> seconds or copies; to be given when all answers have ended
     prediction   what the client expects as the answer; None: there is no prediction
     """
 
@@ -204,7 +196,7 @@ class Ask:
     cache_salt: str
     speculate: bool | None
     session: str
-    hints: dict[Verb, float | int]
+    hints: dict[Verb, float]
     prediction: str | None
 
 
@@ -238,19 +230,16 @@ def parse_tokenize(raw: bytes) -> tuple[TokenizeBody, str | list[dict[str, Any]]
     return body, body.prompt
 
 
-def parse_hint(raw: bytes) -> tuple[HintBody, Prompt | None]:
-    """Return a hint's body, and its prompt; None: the hint names a session. Raises RequestError."""
-    fields, body = _parsed(raw, HintBody)
+def parse_hint(raw: bytes) -> HintBody:
+    """Return a hint's body. A prompt in it is still to be read as that of a request. Raises RequestError."""
+    body: HintBody = _typed(raw, HintBody)
     named = [name for name in ("prompt", "messages", "session") if getattr(body, name) is not None]
     if len(named) != 1:
         raise RequestError("give one of prompt, messages and session", param="prompt")
     for name, verbs in (("seconds", TIMED), ("copies", ("share",))):
         if getattr(body, name) is not None and body.verb not in verbs:
             raise RequestError(f"{name} belongs to {', '.join(verbs)}, not to {body.verb}", param=name)
-    if body.messages is not None:
-        _check_messages(body.messages)
-        return body, fields["messages"]
-    return body, body.prompt
+    return body
 
 
 def parse_detokenize(raw: bytes) -> DetokenizeBody:
@@ -339,11 +328,11 @@ def _json_problem(raw: bytes, message: str) -> str:
 
 def _in_words(message: str, body: dict[str, Any]) -> str:
     """Return a msgspec message, in full words where a number or a length is beyond a limit."""
-    found = re.match(r"Expected `\w+`( of length)? ([<>]=?) (\S+) - at `\$\.([\w.]+)`$", message)
+    found = re.match(r"Expected `\w+`( of length)? ([<>]=?) (\S+) - at `\$\.(\w+)`$", message)
     if found is None:
         return message.replace("$.", "")
     length, sign, limit, name = found.groups()
-    what = f"the length of {name}" if length else f"{name}={reduce(getitem, name.split('.'), body)}"
+    what = f"the length of {name}" if length else f"{name}={body[name]}"
     words = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
     return f"{what} must be {words[sign]} {limit.removesuffix('.0')}"
 

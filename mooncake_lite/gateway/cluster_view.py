@@ -50,9 +50,10 @@ class ClusterState(Enum):
 class ClusterView:
     """A gateway's view of the processes behind it. One event loop owns it.
 
-    on_stop     called once, with the reason and the seconds left, when the cluster is to end
-    heart       to the steward, which tells of new conductors; None: there is only one conductor
-    report      the conductor's last answer to a question for metrics
+    on_stop        called once, with the reason and the seconds left, when the cluster is to end
+    block_tokens   of the pool
+    heart          to the steward, which tells of new conductors; None: there is only one conductor
+    report         the conductor's last answer to a question for metrics
     """
 
     def __init__(self, settings: Settings, on_stop: Callable[[str, float], None]):
@@ -61,6 +62,7 @@ class ClusterView:
         self._withholds = ADMISSIONS[settings.config.admission]().withholds
         self._silence_s = settings.config.dead_after_s
         self._on_stop = on_stop
+        self.block_tokens = settings.config.block_size
         self.heart: Heart | None = None
         self.sockets = Sockets(
             settings.name, settings.control_endpoint, settings.tokens_endpoint, settings.curve
@@ -122,11 +124,6 @@ class ClusterView:
     def open_requests(self) -> int:
         """Return the number of prompts between admit and close."""
         return len(self._open)
-
-    @property
-    def block_tokens(self) -> int:
-        """Return the tokens of a block of the pool."""
-        return self._settings.config.block_size
 
     # ------------------------------------------------------------------ requests
 
@@ -219,15 +216,14 @@ class ClusterView:
         self._num_removals += 1
         number = self._num_removals
         query = m.PoolQuery("rm-all", force=True, number=number)
-        ended: m.PoolEnded = await self._answer_to(number, query, limit_s)
+        ended: m.PoolEnded = await self.ask(number, query, limit_s)
         return ended
 
-    async def hint(self, hint: m.HintArrived, limit_s: float) -> m.HintAnswered:
-        """Give a hint; return the conductor's answer. Raises as `remove_all_blocks` does."""
-        answered: m.HintAnswered = await self._answer_to(hint.hint_id, hint, limit_s)
-        return answered
+    async def ask(self, name: int | str, question: m.Message, limit_s: float) -> Any:
+        """Return the conductor's answer to a question of this name, for which it must be the only one.
 
-    async def _answer_to(self, name: int | str, question: m.Message, limit_s: float) -> Any:
+        Raises as `remove_all_blocks` does.
+        """
         self._raise_unless_taken()
         answer = self._asked[name] = asyncio.get_running_loop().create_future()
         try:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,7 +36,7 @@ from mooncake_lite.gateway.openapi import OF_BODIES, Endpoint, describe
 from mooncake_lite.gateway.plumbing import ClientGone, EventStream, error_answer, in_pieces, while_connected
 from mooncake_lite.gateway.prefix_reset import reset_prefix_cache
 from mooncake_lite.gateway.problems import Unavailable, error_object, surprise
-from mooncake_lite.gateway.prompt_work import Prepared, check_model, hint_of, served_as
+from mooncake_lite.gateway.prompt_work import Prepared, check_model, served_as
 from mooncake_lite.gateway.prompts import Prompts
 from mooncake_lite.gateway.service import Services
 from mooncake_lite.gateway.settings import Settings
@@ -142,7 +143,8 @@ class Endpoints:
         service = self._services.of(request.headers, request.state.tenant)
         async with self._bodies.body_of(request) as raw:
             work = self._prompts.hint(f"hint-{uuid.uuid4().hex}", raw)
-            hint = hint_of(await while_connected(request.receive, work), service)
+            hint = await while_connected(request.receive, work)
+        hint = replace(hint, tenant=service.tenant, class_id=service.class_id)
         given = give_hint(self._cluster, hint, ANSWER_LIMIT_S)
         return _json(await while_connected(request.receive, given))
 

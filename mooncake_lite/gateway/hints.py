@@ -7,10 +7,11 @@ plane carries them out (docs/explain/hints.md). Explained in docs/reference/http
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
 
 from mooncake_lite import messages as m
 from mooncake_lite.gateway.answer_types import HintAnswer
+from mooncake_lite.gateway.bodies import TIMED
 from mooncake_lite.gateway.cluster_view import ClusterView
 from mooncake_lite.gateway.problems import Unavailable
 
@@ -30,17 +31,25 @@ async def give_hint(cluster: ClusterView, hint: m.HintArrived, limit_s: float) -
     """
     if not hint.keys and not hint.session:
         return HintAnswer(hint.verb, "rejected", 0, 0, 0.0, NO_BLOCK)
-    told = await cluster.hint(hint, limit_s)
+    told: m.HintAnswered = await cluster.ask(hint.hint_id, hint, limit_s)
     return HintAnswer(hint.verb, told.outcome, told.blocks, told.affected, told.lasts_s, told.reason)
 
 
-async def give_hints(cluster: ClusterView, hints: Sequence[m.HintArrived]) -> list[HintAnswer]:
-    """Give the hints of a request in their order. One without an answer is rejected: the request is not."""
+async def give_hints(
+    cluster: ClusterView, left: m.RequestArrived, hints: dict[m.Verb, float]
+) -> list[HintAnswer]:
+    """Give the hints of a request in their order. One without an answer is rejected: the request is not.
 
-    async def give(hint: m.HintArrived) -> HintAnswer:
+    left   the request, with keys and digests of the blocks that it leaves
+    """
+
+    async def give(verb: m.Verb, value: float) -> HintAnswer:
+        seconds, copies = value if verb in TIMED else None, int(value) if verb == "share" else 1
+        about = left.keys, left.digests, "", left.tenant, left.class_id, seconds, copies
+        hint = m.HintArrived(f"{left.request_id}/{verb}", left.gateway, verb, *about)
         try:
             return await give_hint(cluster, hint, IN_REQUEST_LIMIT_S)
         except Unavailable as problem:
-            return HintAnswer(hint.verb, "rejected", len(hint.keys), 0, 0.0, problem.message)
+            return HintAnswer(verb, "rejected", len(hint.keys), 0, 0.0, problem.message)
 
-    return await asyncio.gather(*map(give, hints))
+    return await asyncio.gather(*itertools.starmap(give, hints.items()))

@@ -42,9 +42,6 @@ QUEUE_BYTES = 64 * 2**20
 PIECE_BYTES = 256 * 1024
 """Bodies and answers are copied in pieces of this size, between which the event loop does other things."""
 
-Reply = Prepared | HintArrived | list[bytes]
-"""What the work on a body results in; JSON comes in pieces."""
-
 
 def command(run_dir: Path, memory_bytes: int) -> list[str]:
     """Return the command of a process for this run folder, whose work may take so much memory."""
@@ -77,7 +74,7 @@ class LongPrompts:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start-long-prompts")
         self._child: _Child | None = None
 
-    async def do(self, kind: Kind, request_id: str, raw: bytes) -> Reply:
+    async def do(self, kind: Kind, request_id: str, raw: bytes) -> Prepared | HintArrived | list[bytes]:
         """As PromptWork.do, with the JSON in pieces.
 
         Raises RequestError: what the work raises; Refused when too many bodies wait, or this one waits for
@@ -110,7 +107,7 @@ class LongPrompts:
             return
         raise Refused(f"{what}; come back later", self.turns.longest_wait_s())
 
-    async def _exchange(self, task: PromptTask, raw: bytes) -> Reply | Problem:
+    async def _exchange(self, task: PromptTask, raw: bytes) -> Prepared | HintArrived | list[bytes] | Problem:
         child = await self._living_child()
         try:
             async with asyncio.timeout(self.limit_s):
@@ -173,7 +170,7 @@ class _Child:
             self.process = start_child(command, new_session=True, stdin=theirs)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def exchange(self, task: PromptTask, raw: bytes) -> Reply | Problem:
+    async def exchange(self, task: PromptTask, raw: bytes) -> Prepared | HintArrived | list[bytes] | Problem:
         """Send a body and await the reply. Raises OSError, EOFError or WireError when the process ends."""
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket, limit=PIECE_BYTES)

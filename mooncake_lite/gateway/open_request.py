@@ -93,12 +93,13 @@ class PromptAnswers:
             tokens.append(order.token_ids)
         return answers, tokens
 
-    def prefix(self, block_tokens: int) -> tuple[list[int], list[int]]:
-        """Return keys and digests of the full blocks that the prompt and its first answer leave.
+    def left(self, block_tokens: int) -> m.RequestArrived:
+        """Return the request, with keys and digests of the full blocks that it and its first answer leave.
 
         The last token of an answer has no KV: it was never an input.
         """
-        return self._named(self.orders[0].token_ids[:-1], block_tokens)
+        keys, digests = self._named(self.orders[0].token_ids[:-1], block_tokens)
+        return replace(self.submit.request, keys=keys, digests=digests)
 
     def _named(self, answer: list[int], block_tokens: int) -> tuple[list[int], list[int]]:
         body = self.submit.body
@@ -170,9 +171,9 @@ class OpenRequest:
             return []
         return [prompt.again(attempt, block_tokens) for prompt in self._prompts.values() if not prompt.ended]
 
-    def prefix(self, block_tokens: int) -> tuple[list[int], list[int]]:
-        """Return keys and digests of the full blocks that the first prompt and its first answer leave."""
-        return self._prompts[self.request_id].prefix(block_tokens)
+    def left(self, block_tokens: int) -> m.RequestArrived:
+        """Return the first prompt's request, with the names of the blocks that it leaves."""
+        return self._prompts[self.request_id].left(block_tokens)
 
     def release(self, request_id: str) -> None:
         """The cluster will not refuse one of the prompts any more."""

@@ -18,7 +18,7 @@ from mooncake_lite.gateway import bodies
 from mooncake_lite.gateway.answer_types import Text, TokenIds
 from mooncake_lite.gateway.service import Service
 from mooncake_lite.gateway.settings import Settings
-from mooncake_lite.messages import Body, HintArrived, RequestArrived, Sampling, Submit
+from mooncake_lite.messages import Body, HintArrived, RequestArrived, Sampling, Submit, Verb
 from mooncake_lite.messages.parts import Message
 from mooncake_lite.model.generation_config import default_sampling
 from mooncake_lite.model.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ class Prepared(Message, frozen=True):
     submits   one for each prompt; the first has the request's id, each has the same n
     echoes    the text that stands before the answers to each prompt, in pieces: where logprobs of the prompt
               are wanted, one for each of its tokens
-    hints     to be given when the first answer has ended; their keys are those of the prompt
+    hints     to be given when all answers have ended
     """
 
     submits: list[Submit]
@@ -54,19 +54,14 @@ class Prepared(Message, frozen=True):
     stream: bool
     include_usage: bool
     is_chat: bool
-    hints: list[HintArrived]
+    hints: dict[Verb, float]
 
 
 def served_as(prepared: Prepared, service: Service) -> Prepared:
     """The same request, which wants this service."""
     wanted = msgspec.structs.asdict(service)
     submits = [replace(each, request=replace(each.request, **wanted)) for each in prepared.submits]
-    return replace(prepared, submits=submits, hints=[hint_of(hint, service) for hint in prepared.hints])
-
-
-def hint_of(hint: HintArrived, service: Service) -> HintArrived:
-    """The same hint, of this service's tenant and class."""
-    return replace(hint, tenant=service.tenant, class_id=service.class_id)
+    return replace(prepared, submits=submits)
 
 
 class PromptWork:
@@ -103,41 +98,20 @@ class PromptWork:
         submits = [self._submit(request_id, ask, number) for number in range(len(ask.prompts))]
         self._check_echo(submits)
         echoes = [self._echo(ask, prompt) if ask.echo else [] for prompt in ask.prompts]
-        keys, digests = submits[0].request.keys, submits[0].request.digests
-        hints = [
-            HintArrived(
-                f"{request_id}/{verb}", self._settings.name, verb, keys, digests,
-                seconds=value if verb in bodies.TIMED else None, copies=int(value) if verb == "share" else 1,
-            )
-            for verb, value in ask.hints.items()
-        ]  # fmt: skip
-        return Prepared(submits, echoes, ask.stops, ask.stream, ask.include_usage, ask.chat, hints)
+        return Prepared(submits, echoes, ask.stops, ask.stream, ask.include_usage, ask.chat, ask.hints)
 
     def _hint(self, hint_id: str, raw: bytes) -> HintArrived:
-        """A hint; its prompt is tokenised as that of a request."""
-        body, prompt = bodies.parse_hint(raw)
+        """A hint. Its prompt has the blocks that it has in a request."""
+        body, keys, digests = bodies.parse_hint(raw), list[int](), list[int]()
         check_model(body.model, self._settings.served_id)
-        keys, digests = list[int](), list[int]()
-        if prompt is not None:
-            field, special = ("prompt", True) if body.messages is None else ("messages", False)
-            special = special if body.add_special_tokens is None else body.add_special_tokens
-            token_ids = self._token_ids(prompt, field, special)
-            keys, digests, _ = self._named(
-                token_ids, body.cache_salt or "", self._settings.config.enable_prefix_caching
-            )
+        if body.session is None:
+            kind: Kind = "completion" if body.messages is None else "chat"
+            request = self._prepare(kind, hint_id, raw).submits[0].request
+            keys, digests = request.keys, request.digests
         return HintArrived(
             hint_id, self._settings.name, body.verb, keys, digests, body.session or "",
             seconds=body.seconds, copies=body.copies or 1,
         )  # fmt: skip
-
-    def _named(
-        self, token_ids: list[int], cache_salt: str, reuse: bool
-    ) -> tuple[list[int], list[int], bytes]:
-        """Return keys and digests of the full blocks, and their salt; nothing without reuse."""
-        if not reuse:
-            return [], [], b""
-        size, salt = self._settings.config.block_size, salt_of(self._settings.fingerprint, cache_salt)
-        return prefix_keys(token_ids, size, salt), block_digests(token_ids, size), salt
 
     def _tokenize(self, raw: bytes) -> bytes:
         """The token ids of a text or a chat, also of one that is too long."""
@@ -177,17 +151,16 @@ class PromptWork:
         self._check_sampling(ask, max_tokens)
         config = self._settings.config
         scored = ask.sampling.prompt_logprobs >= 0
-        keys, digests, salt = self._named(
-            token_ids, ask.cache_salt, config.enable_prefix_caching and not scored
-        )
+        reuse = config.enable_prefix_caching and not scored
+        salt = salt_of(self._settings.fingerprint, ask.cache_salt) if reuse else b""
         fresh = not ask.seeded and number > 0  # equal prompts of one request get different answers
         usual = config.speculate != "off" or ask.prediction is not None
         request = RequestArrived(
             request_id=f"{request_id}-{number}" if number else request_id,
             num_tokens=len(token_ids),
             max_tokens=max_tokens,
-            keys=keys,
-            digests=digests,
+            keys=prefix_keys(token_ids, config.block_size, salt) if reuse else [],
+            digests=block_digests(token_ids, config.block_size) if reuse else [],
             wait_limit_s=self._settings.limits.token_timeout_s,
             n=ask.n,
             gateway=self._settings.name,

@@ -29,6 +29,7 @@ class Pages:
         used          page -> number of sequences that use it, at least 1
         idle          cached pages that no sequence uses, in the order in which their last users left
         cached        page whose KV is in the prefix cache, used or idle -> when it came in, as a number
+        retained      cached page that is evicted after all others -> until when, in seconds
         num_cached    pages that have come into the cache so far, which numbers the next one
 
             free --take--> used by 1 --share--> used by 2 --share--> ...     give_back: one user less
@@ -47,6 +48,7 @@ class Pages:
     used: dict[int, int] = field(init=False, default_factory=dict)
     idle: OrderedDict[int, None] = field(init=False, default_factory=OrderedDict)
     cached: dict[int, int] = field(init=False, default_factory=dict)
+    retained: dict[int, float] = field(init=False, default_factory=dict)
     num_cached: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -141,9 +143,19 @@ class Pages:
         """Note that pages have left the prefix cache. Idle ones become free, to be taken after the others."""
         for page in pages:
             del self.cached[page]
+            self.retained.pop(page, None)
             if page in self.idle:
                 del self.idle[page]
                 self.free.appendleft(page)
+
+    def retain(self, pages: Sequence[int], until_s: float) -> None:
+        """Evict the first pages of a prefix after all others, until this time or a later one."""
+        for page in pages:
+            self.retained[page] = max(until_s, self.retained.get(page, until_s))
+
+    def forget_retained(self, now: float) -> None:
+        """Evict pages whose time is over as any other."""
+        self.retained = {page: until_s for page, until_s in self.retained.items() if until_s > now}
 
     def still_cached(self, pages: Sequence[int], since: int) -> Sequence[int]:
         """Return the leading pages of a match that have stayed in the cache since num_cached was `since`.
@@ -226,9 +238,13 @@ class PageDraft:
 
 
 def _chosen(pages: Pages, prefix: PrefixCache, kept: set[int], evicted: dict[int, None]) -> Iterator[int]:
-    """Yield the pages to take. Evicts a unit when its first page is asked for, and skips kept units."""
+    """Yield the pages to take. Evicts a unit when its first page is asked for, and skips kept units.
+
+    Retained units come last. All units before a retained one are retained too, so ends still come first.
+    """
     yield from reversed(pages.free)
-    for unit in prefix.victims():
-        if kept.isdisjoint(unit):
-            evicted.update(dict.fromkeys(unit))
-            yield from unit
+    for is_last in (False, True) if pages.retained else (False,):
+        for unit in prefix.victims():
+            if kept.isdisjoint(unit) and pages.retained.keys().isdisjoint(unit) != is_last:
+                evicted.update(dict.fromkeys(unit))
+                yield from unit

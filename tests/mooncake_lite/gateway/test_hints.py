@@ -13,13 +13,15 @@ import pytest
 from mooncake_lite import messages as m
 from mooncake_lite.errors import RequestError
 from mooncake_lite.gateway import hints
-from mooncake_lite.gateway.bodies import parse_completion, parse_hint
+from mooncake_lite.gateway.bodies import parse_completion
 from mooncake_lite.gateway.cluster_view import ClusterState, ClusterView
 from mooncake_lite.gateway.problems import Unavailable
+from mooncake_lite.gateway.prompt_work import PromptWork
 from mooncake_lite.gateway.settings import read_settings
+from mooncake_lite.model.tokenizer import Tokenizer
 from store.keys import block_digests, prefix_keys
 from tests.mooncake_lite.gateway.conftest import Start
-from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, answer
+from tests.mooncake_lite.gateway.fake_cluster import LIMIT_S, FakeCluster, answer, write_settings
 from tests.mooncake_lite.gateway.test_process import settings_file
 from tests.mooncake_lite.gateway.test_service import bearer
 
@@ -232,6 +234,14 @@ def test_a_conductor_that_is_gone_is_not_waited_for(run_dir: Path, lost: bool) -
 
 # ---------------------------------------------------------------------------------- wrong bodies
 
+
+@pytest.fixture(scope="module")
+def work(model_folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> PromptWork:
+    run_dir = tmp_path_factory.mktemp("run")
+    write_settings(run_dir, model_folder)
+    return PromptWork(read_settings(run_dir), tokenizer)
+
+
 PIN = {"verb": "pin", "prompt": "x"}
 
 
@@ -254,11 +264,15 @@ PIN = {"verb": "pin", "prompt": "x"}
         ({**PIN, "verb": "demote", "seconds": 2}, "seconds", "seconds belongs to prefetch, pin, retain, not"),
         ({**PIN, "verb": "share", "copies": 0}, "copies", "copies=0 must be at least 1"),
         ({**PIN, "tools": [{}]}, "tools", "tools is not supported"),
+        ({"verb": "pin", "prompt": [10**6]}, "prompt[0]", "token id 1000000 is not in the vocabulary"),
+        ({"verb": "pin", "prompt": [5] * 512}, "prompt", "maximum context length is 512 tokens"),
     ],
 )
-def test_a_wrong_hint_is_refused_in_one_line(body: dict[str, Any], param: str, message: str) -> None:
+def test_a_wrong_hint_is_refused_in_one_line(
+    work: PromptWork, body: dict[str, Any], param: str, message: str
+) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_hint(json.dumps(body).encode())
+        work.do("hint", "h", json.dumps(body).encode())
     assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -269,7 +283,7 @@ def test_a_wrong_hint_is_refused_in_one_line(body: dict[str, Any], param: str, m
     ("fields", "param", "message"),
     [
         ({"kv_hints": {"retian": 5}}, "kv_hints", "unknown field `retian`"),
-        ({"kv_hints": {"retain": -1}}, "kv_hints.retain", "kv_hints.retain=-1 must be at least 0"),
+        ({"kv_hints": {"retain": -1}}, "kv_hints.retain", "Expected `float` >= 0"),
         ({"kv_hints": {"retain": True}}, "kv_hints.retain", "got `bool`"),
         ({"kv_hints": {"share": 1.5}}, "kv_hints.share", "got `float`"),
         ({"kv_hints": []}, "kv_hints", "got `array`"),
