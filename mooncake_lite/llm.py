@@ -186,13 +186,11 @@ class LLM:
     def pin(
         self, prefix: Prefix = None, *, session: str = "", seconds: float | None = None
     ) -> types.HintAnswer:
-        """Never evict KV, for so many seconds; 0 ends a pin; None: as long as the limits allow."""
+        """Never evict KV, for so many seconds; 0 ends a pin; None: a day."""
         return self._hint("pin", prefix, session, seconds=seconds)
 
-    def retain(
-        self, prefix: Prefix = None, *, session: str = "", seconds: float | None = None
-    ) -> types.HintAnswer:
-        """Evict KV after all other KV, for so many seconds; None: as long as the limits allow."""
+    def retain(self, prefix: Prefix = None, *, session: str = "", seconds: float) -> types.HintAnswer:
+        """Evict KV after all other KV, for so many seconds."""
         return self._hint("retain", prefix, session, seconds=seconds)
 
     def _hint(self, verb: m.Verb, prefix: Any, session: str, **more: float | None) -> types.HintAnswer:
@@ -376,7 +374,8 @@ class _Process:
         hint = self._work.do("hint", "", msgspec.json.encode(body))
         assert isinstance(hint, m.HintArrived)
         kind: Kind = "chat" if "messages" in body else "completion"
-        named = None if hint.session else self._prepare(kind, {**body, "max_tokens": 0}).submit
+        by_prompt = bool(hint.keys) or not hint.session
+        named = self._prepare(kind, {**body, "max_tokens": 0}).submit if by_prompt else None
         told = self._hints.give(hint, named, self._rank.state, time.monotonic())
         return types.HintAnswer(hint.verb, *told)
 

@@ -147,7 +147,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class HintBody(msgspec.Struct, kw_only=True):
-    """POST /v1/kv/hints: a verb, and one of prompt, messages and session."""
+    """POST /v1/kv/hints: a verb, and prompt or messages, or else a session."""
 
     verb: Verb
     model: Model | None = None
@@ -233,9 +233,9 @@ def parse_tokenize(raw: bytes) -> tuple[TokenizeBody, str | list[dict[str, Any]]
 def parse_hint(raw: bytes) -> HintBody:
     """Return a hint's body. A prompt in it is still to be read as that of a request. Raises RequestError."""
     body: HintBody = _typed(raw, HintBody)
-    named = [name for name in ("prompt", "messages", "session") if getattr(body, name) is not None]
-    if len(named) != 1:
-        raise RequestError("give one of prompt, messages and session", param="prompt")
+    prompts = (body.prompt is not None) + (body.messages is not None)
+    if prompts > 1 or (not prompts and body.session is None):
+        raise RequestError("give prompt or messages, or else a session", param="prompt")
     for name, verbs in (("seconds", TIMED), ("copies", ("share",))):
         if getattr(body, name) is not None and body.verb not in verbs:
             raise RequestError(f"{name} belongs to {', '.join(verbs)}, not to {body.verb}", param=name)

@@ -45,7 +45,8 @@ async def give_hints(
 
     async def give(verb: m.Verb, value: float) -> HintAnswer:
         seconds, copies = value if verb in TIMED else None, int(value) if verb == "share" else 1
-        about = left.keys, left.digests, "", left.tenant, left.class_id, seconds, copies
+        session = left.session if left.keys else ""
+        about = left.keys, left.digests, session, left.tenant, left.class_id, seconds, copies
         hint = m.HintArrived(f"{left.request_id}/{verb}", left.gateway, verb, *about)
         try:
             return await give_hint(cluster, hint, IN_REQUEST_LIMIT_S)

@@ -51,15 +51,16 @@ _TEXT = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "m
 _LIST = {"type": "array", "minItems": 1}
 _CHAT = {"required": ["messages"], "properties": {"prompt": {"type": "null"}, "messages": _LIST}}
 _FULL = {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
-_NAMED = [
-    {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+_GIVEN = {
+    name: {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
     for name in ("prompt", "messages", "session")
-]
+}
+_BOTH = {"not": {"allOf": [_GIVEN["prompt"], _GIVEN["messages"]]}}
 BESIDES: dict[str, dict[str, Any]] = {
     "ContentPart": {"required": ["type", "text"]},
     "ChatMessage": {"anyOf": [_FULL, {"properties": {"role": {"const": "assistant"}}}]},
     "TokenizeBody": {"oneOf": [_TEXT, _CHAT], **_without(NEUTRAL)},
-    "HintBody": {"oneOf": _NAMED, **_without(NEUTRAL)},
+    "HintBody": {"anyOf": [*_GIVEN.values()], **_BOTH, **_without(NEUTRAL)},
     "DetokenizeBody": {"properties": {"tokens": msgspec.json.schema(list[TokenId])}},
     "CompletionBody": _without(NEUTRAL),
     "ChatBody": _without(NEUTRAL | NEUTRAL_IN_CHATS),

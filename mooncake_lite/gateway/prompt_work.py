@@ -102,14 +102,15 @@ class PromptWork:
 
     def _hint(self, hint_id: str, raw: bytes) -> HintArrived:
         """A hint. Its prompt has the blocks that it has in a request."""
-        body, keys, digests = bodies.parse_hint(raw), list[int](), list[int]()
+        body = bodies.parse_hint(raw)
         check_model(body.model, self._settings.served_id)
-        if body.session is None:
+        keys, digests, session = list[int](), list[int](), body.session or ""
+        if body.prompt is not None or body.messages is not None:
             kind: Kind = "completion" if body.messages is None else "chat"
             request = self._prepare(kind, hint_id, raw).submits[0].request
-            keys, digests = request.keys, request.digests
+            keys, digests, session = request.keys, request.digests, session if request.keys else ""
         return HintArrived(
-            hint_id, self._settings.name, body.verb, keys, digests, body.session or "",
+            hint_id, self._settings.name, body.verb, keys, digests, session,
             seconds=body.seconds, copies=body.copies or 1,
         )  # fmt: skip
 

@@ -14,9 +14,6 @@ from scheduler.instance.prefix import Chain
 MOST_SESSIONS = 4096
 """Sessions that are remembered; the one that was quiet longest goes."""
 
-MOST_SECONDS = 86_400.0
-"""For how long pages are retained where a hint does not say it."""
-
 NOT_HERE: dict[m.Verb, str] = {
     "share": "this process has one set of pages, and no stores",
     "prefetch": "this process has no SSD tier",
@@ -60,9 +57,15 @@ class PageHints:
         chain, end = Chain(submit.body.salt or None, keys), len(keys) * self._block_tokens
         found = prefix.match(chain, submit.body.token_ids, end)
         affected = len(found) * pages.page_tokens // self._block_tokens
-        if not affected:
-            return "rejected", len(keys), 0, 0.0, "no full block of the prefix is here"
-        seconds = MOST_SECONDS if hint.seconds is None else hint.seconds
-        pages.retain(found, now + seconds)
+        if not affected or not hint.seconds:
+            why = "no full block of the prefix is here" if hint.seconds else "retain needs seconds above 0"
+            return "rejected", len(keys), 0, 0.0, why
+        pages.retain(found, now + hint.seconds)
         outcome: m.HintOutcome = "accepted" if affected == len(keys) else "clipped"
-        return outcome, len(keys), affected, seconds, "the blocks that are here are evicted after all others"
+        return (
+            outcome,
+            len(keys),
+            affected,
+            hint.seconds,
+            "the blocks that are here are evicted after all others",
+        )

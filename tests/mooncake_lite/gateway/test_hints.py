@@ -91,6 +91,16 @@ def test_every_outcome_reaches_the_client(
     assert told["outcome"] == outcome
 
 
+def test_a_prompt_counts_beside_a_session_whatever_the_latest_prompt_of_the_session_was(
+    http: httpx.Client, cluster: FakeCluster
+) -> None:
+    given(http, verb="pin", prompt=IDS, session="agent")
+    hint = cluster.wait_for(m.HintArrived)
+    assert (len(hint.keys), hint.session) == (3, "agent")
+    assert given(http, verb="pin", prompt=IDS[:63], session="agent")["outcome"] == "rejected"
+    assert len(cluster.all_of(m.HintArrived)) == 1
+
+
 def test_a_prompt_without_a_full_block_is_rejected_and_the_conductor_is_not_asked(
     http: httpx.Client, cluster: FakeCluster
 ) -> None:
@@ -159,6 +169,7 @@ def test_hints_in_a_request_are_about_its_prompt_and_its_answer(
     assert (share.verb, share.copies, retain.verb, retain.seconds) == ("share", 2, "retain", 30)
     for hint in (share, retain):
         assert (hint.keys, hint.digests) == left_by(submit, IDS[:57])
+        assert hint.session == "agent"
         assert len(hint.keys) == 4
     assert [told["verb"] for told in reply.kv_hints] == ["share", "retain"]
     assert reply.kv_hints[1]["affected"] == 4
@@ -251,9 +262,8 @@ PIN = {"verb": "pin", "prompt": "x"}
     [
         ({"prompt": "x"}, "verb", "missing required field `verb`"),
         ({"verb": "keep", "prompt": "x"}, "verb", "Invalid enum value 'keep'"),
-        ({"verb": "pin"}, "prompt", "give one of prompt, messages and session"),
-        ({**PIN, "session": "a"}, "prompt", "give one of prompt, messages and session"),
-        ({**PIN, "messages": CHAT}, "prompt", "give one of prompt, messages and session"),
+        ({"verb": "pin"}, "prompt", "give prompt or messages, or else a session"),
+        ({**PIN, "messages": CHAT}, "prompt", "give prompt or messages, or else a session"),
         ({"verb": "pin", "prompt": ["x", "y"]}, "prompt[0]", "Expected `int`"),
         ({"verb": "pin", "messages": []}, "messages", "at least one is needed"),
         ({"verb": "pin", "session": "s" * 257}, "session", "the length of session must be at most 256"),
