@@ -205,6 +205,50 @@ def test_a_reset_of_the_prefix_cache_leaves_nothing_to_reuse(
     assert wait_until(lambda: ask(0) == ("length", 0, 64 * blocks), patient(5.0))
 
 
+def test_each_hint_is_answered_and_changes_no_token(
+    serving: Cluster, client: openai.OpenAI, model_folder: Path
+) -> None:
+    """Alone, in a request, and about a session. There is one store, and no block is on SSD alone."""
+    prompt = reference.prompts(model_folder)[9]
+    blocks = len(prompt) // 64
+    (expected,) = reference.greedy_texts(model_folder, [prompt])
+
+    def ask(**more: object) -> tuple[str, list[tuple[str, str]], int | None]:
+        answer = client.completions.create(
+            model="default", prompt=prompt, max_tokens=32, temperature=0,
+            extra_body={"cache_salt": "hints", "session": "agent", **more},
+        )  # fmt: skip
+        told = [(hint["verb"], hint["outcome"]) for hint in getattr(answer, "kv_hints", [])]
+        return answer.choices[0].text, told, answer.usage.prompt_tokens_details.cached_tokens
+
+    llm = LLM(cluster=serving.base_url)
+    assert "session 'agent' has sent no prompt" in llm.retain(session="agent", seconds=9).reason
+    assert ask() == (expected, [], 0)
+    before = total(metrics(serving), r"^mooncake_lite_hints_total")
+    told = [
+        llm.retain(session="agent", seconds=60),
+        llm.pin(session="agent", seconds=30),
+        llm.prefetch(session="agent", seconds=1),
+        llm.share(session="agent"),
+        llm.pin(session="agent", seconds=0),
+    ]
+    assert [(hint.outcome, hint.affected, hint.lasts_s) for hint in told] == [
+        *(("accepted", blocks, 60), ("accepted", blocks, 30), ("accepted", 0, 0)),
+        *(("rejected", 0, 0), ("accepted", blocks, 0)),
+    ]
+    assert ask(kv_hints={"retain": 20, "pin": 5}) == (
+        expected,
+        [("pin", "accepted"), ("retain", "accepted")],
+        64 * blocks,
+    )
+    assert ask(kv_hints={"demote": True})[:2] == (expected, [("demote", "accepted")])
+    assert llm.demote(prompt, session="agent").affected == 0  # these blocks have another salt
+    assert ask() == (expected, [], 64 * blocks)
+    assert wait_until(
+        lambda: total(metrics(serving), r"^mooncake_lite_hints_total") == before + 9, patient(5.0)
+    )
+
+
 def test_no_kv_byte_travels_over_zeromq(serving: Cluster, client: openai.OpenAI, model_folder: Path) -> None:
     """A cold prompt moves its KV twice over MPI; all ZeroMQ channels together carry under 2 % of it.
 

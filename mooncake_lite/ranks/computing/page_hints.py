@@ -1,6 +1,6 @@
 """Hints about the pages of one rank, in a process that has no pool and no conductor.
 
-Used by `LLM`, while the rank computes nothing. Explained in docs/how-to/hint.md.
+Used by `LLM`, while the rank computes nothing. Explained in docs/how-to/give-hints.md.
 """
 
 from __future__ import annotations
