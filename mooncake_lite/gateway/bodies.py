@@ -89,7 +89,9 @@ class KvHints(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def given(self) -> dict[Verb, float]:
         """Return the value of each verb that is given, in the order of the verbs."""
         values = {verb: getattr(self, verb) for verb in get_args(Verb)}
-        return {verb: value for verb, value in values.items() if value is not None and value is not False}
+        return {
+            verb: float(value) for verb, value in values.items() if value is not None and value is not False
+        }
 
 
 class GenerateBody(SamplingBody, kw_only=True):

@@ -176,6 +176,18 @@ def test_hints_in_a_request_are_about_its_prompt_and_its_answer(
     assert "as asked" in reply.kv_hints[1]["reason"]
 
 
+def test_hints_in_a_long_body_are_given_too(http: httpx.Client, cluster: FakeCluster) -> None:
+    """More than 32 KiB are the work of a process."""
+    every = {"share": 2, "prefetch": 1, "demote": True, "pin": 0, "retain": 2.5}
+    body = {"prompt": IDS, "max_tokens": 2, "kv_hints": every, "user": "x" * 40_000}
+    reply = http.post("/v1/completions", json=body)
+    assert [hint["verb"] for hint in reply.json()["kv_hints"]] == list(every)
+    told = [(hint.verb, hint.seconds, hint.copies) for hint in cluster.all_of(m.HintArrived)]
+    assert told == [
+        ("share", None, 2), ("prefetch", 1, 1), ("demote", None, 1), ("pin", 0, 1), ("retain", 2.5, 1)
+    ]  # fmt: skip
+
+
 def test_the_last_token_of_an_answer_completes_no_block(client: openai.OpenAI, cluster: FakeCluster) -> None:
     cluster.behaviour = lambda self, submit: answer(self, submit, IDS[:56])  # 256 tokens with the prompt
     client.completions.create(model="default", prompt=IDS, max_tokens=56, extra_body={"kv_hints": {"pin": 1}})
