@@ -389,7 +389,7 @@ MISTAKES = {
         State, "open_prefills", lambda self, n=1: np.arange(len(self.prefills)), 117
     ),
     "the line for decode slots is not served": Mistake(HeldLine, "head", lambda self: None, 117),
-    "a new conductor does not wait for ranks": Mistake(Succession, "look", begin_at_once, 3, DEATHS),
+    "a new conductor does not wait for ranks": Mistake(Succession, "look", begin_at_once, 9, DEATHS),
     "adopted blocks are not compared": Mistake(
         Adoption, "check_of", lambda self, object_id, now, always=False: 0, 3, DEATHS
     ),
