@@ -10,6 +10,7 @@ from typing import Any
 
 import make_questions as mq
 import pytest
+from click.testing import CliRunner
 from questions.frame import HEADINGS, SEEDS, Rows, Seeds, table
 
 MODULES = mq.modules()
@@ -110,6 +111,19 @@ def test_a_second_result_that_differs_is_told_apart() -> None:
         row["found"] = doubled(row["found"])
     assert mq.compared(module, found, found) == []
     assert mq.compared(module, found, other) != []
+
+
+def test_a_question_without_its_published_trace_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MOONCAKE_LITE_TRACES", raising=False)
+    result = CliRunner().invoke(mq.main, ["--only", "12", "--quick", "--out", str(tmp_path), "--jobs", "1"])
+
+    assert result.exit_code == 1
+    said = "question 12: MOONCAKE_LITE_TRACES does not say in which folder conversation_trace.jsonl is"
+    assert said in result.output
+    assert "--quick needs --out" in CliRunner().invoke(mq.main, ["--quick"]).output
+    assert "there is no question 99" in CliRunner().invoke(mq.main, ["--only", "99"]).output
 
 
 @quick

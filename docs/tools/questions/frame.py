@@ -11,6 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mooncake_lite.errors import ConfigError
 from mooncake_lite.simulator.cluster_command import cluster, cluster_of, result_of
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.replay import replay, workload_of
@@ -203,5 +204,7 @@ def pooled_reuse(trace: Trace, eviction: str, blocks: int) -> Found:
 
 
 def public_trace(name: str) -> Trace:
-    """Read a published trace of the folder that MOONCAKE_LITE_TRACES names. Raises TraceError."""
-    return read_trace(Path(os.environ.get("MOONCAKE_LITE_TRACES", "traces")) / name)
+    """Read a published trace of the folder that MOONCAKE_LITE_TRACES names. Raises ConfigError."""
+    if not (folder := os.environ.get("MOONCAKE_LITE_TRACES")):
+        raise ConfigError(f"MOONCAKE_LITE_TRACES does not say in which folder {name} is")
+    return read_trace(Path(folder) / name)
