@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -49,6 +50,15 @@ class _Prefix(NamedTuple):
     digests: list[int]
     class_id: int = 0
     until: float = 0.0
+
+
+@dataclass(slots=True)
+class _Load:
+    """A read of blocks from one tier. owner: of their places; parts: segments that are still written."""
+
+    prefix: _Prefix
+    owner: str
+    parts: int
 
 
 class _Done(NamedTuple):
@@ -282,15 +292,30 @@ class Hints:
             parents = [prefix.keys[place - 1] if place else None for place in places]
             facts = zip(keys, digests, parents, places)
             wanted = [keyed(*fact, prefix.class_id) for fact in facts]
-            grant = self._grants.open(rank, None, self._lost, now, blocks=len(places), kind="prefetches")
+            self._last += 1
+            owner = f"hint/{self._last}"
             try:
-                made = self._directory.allocate_for(tenant, _owner(grant), wanted, now, rank)
+                made = self._directory.allocate_for(tenant, owner, wanted, now, rank)
             except PoolFull:
-                self._grants.close(grant.number)
                 return False
-            grant.about = prefix, [obj.object_id for obj in made]
-            self._emit(fx.LoadBlocks(rank, grant.number, keys, digests, [obj.ref for obj in made]))
+            by_segment = [
+                [obj for obj in made if obj.rank == segment]
+                for segment in dict.fromkeys(obj.rank for obj in made)
+            ]
+            load = _Load(prefix, owner, len(by_segment))
+            for part in by_segment:
+                self._order_load(load, rank, part, now)
         return True
+
+    def _order_load(self, load: _Load, rank: int, made: list[PoolObject], now: float) -> None:
+        """Have a tier read blocks into their places, which are all in one segment."""
+        grant = self._grants.open(rank, None, self._lost, now, blocks=len(made), kind="prefetches")
+        grant.about = load, made
+        keys = [obj.key or 0 for obj in made]
+        order = fx.LoadBlocks(
+            rank, grant.number, keys, [obj.digest for obj in made], [obj.ref for obj in made]
+        )
+        self._emit(order)
 
     def on_loaded(self, loaded: ev.BlocksLoaded, now: float) -> bool:
         """Publish the blocks of a prefetch, and hold them. Returns False for loads of requests."""
@@ -298,18 +323,32 @@ class Hints:
         if grant is None or grant.lost != self._lost:
             return False
         self._grants.end(loaded.rank, loaded.number, loaded.ok.count(False), loaded.problem or "damaged")
-        prefix, ids = grant.about
-        for object_id, ok, sums in reversed(list(zip(ids, loaded.ok, loaded.checksums))):
-            if ok and self._directory.has(object_id):
-                self._directory.put_end(object_id, sums, now)
-        self._hold(prefix, self._directory.leading(prefix.keys, prefix.digests), prefix.until)
-        self._directory.revoke_owner(
-            _owner(grant), now, writer_may_live=loaded.may_still_write, writer=loaded.rank
+        load, made = grant.about
+        for obj, ok, sums in reversed(list(zip(made, loaded.ok, loaded.checksums))):
+            if ok and self._directory.has(obj.object_id):
+                self._directory.put_end(obj.object_id, sums, now)
+        self._hold(
+            load.prefix, self._directory.leading(load.prefix.keys, load.prefix.digests), load.prefix.until
         )
+        bad = [obj for obj, ok in zip(made, loaded.ok) if not ok]
+        if bad and not loaded.problem:  # the tier has evicted or damaged them
+            self._directory.drop_tier_block(loaded.rank, [obj.key or 0 for obj in bad])
+        self._end_part(load, bad, loaded.rank, bool(loaded.problem) and loaded.may_still_write, now)
         return True
 
     def _lost(self, grant: Grant, reason: str, may_still_write: bool, now: float) -> None:
-        self._directory.revoke_owner(_owner(grant), now, writer_may_live=may_still_write, writer=grant.rank)
+        load, made = grant.about
+        self._end_part(load, made, grant.rank, may_still_write, now)
+
+    def _end_part(
+        self, load: _Load, bad: Sequence[PoolObject], rank: int, may_still_write: bool, now: float
+    ) -> None:
+        """Free what was not read into one segment; after the last part, forget the owner of all."""
+        for one in [obj.object_id for obj in bad if self._directory.has(obj.object_id)]:
+            self._directory.put_revoke(one, now=now, writer_may_live=may_still_write, writer=rank)
+        load.parts -= 1
+        if not load.parts:
+            self._directory.revoke_owner(load.owner, now)
 
     # ------------------------------------------------------------------------------ time
 
@@ -333,8 +372,3 @@ class Hints:
 
 def _rejected(reason: str) -> _Done:
     return _Done("rejected", 0, reason)
-
-
-def _owner(grant: Grant) -> str:
-    """Return the owner of the objects of a prefetch in the directory."""
-    return f"hint/{grant.number}"

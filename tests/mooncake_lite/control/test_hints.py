@@ -215,6 +215,25 @@ def test_a_prefetch_without_space_waits_for_it() -> None:
     assert only(fx.LoadBlocks, plane.on(ev.Tick())).keys == [1, 2, 3]
 
 
+def test_a_block_that_a_tier_has_damaged_is_not_asked_for_again() -> None:
+    plane, effects = prefetching()
+    order = only(fx.LoadBlocks, effects)
+    plane.on(ev.BlocksLoaded(3, 0, order.number, [False, True, True], [[], SUMS, SUMS], 0.1))
+    assert plane.in_dram([1, 2, 3]) == [2, 3]
+    assert answer_of(plane.hint("prefetch", [1])) == ("accepted", 0, 1), "it is nowhere"
+    assert plane.bytes_in("writing") == 0
+    assert plane.control.directory.active_owners() == []
+
+
+def test_late_bytes_of_a_prefetch_reach_no_other_block() -> None:
+    plane, effects = prefetching()
+    order = only(fx.LoadBlocks, effects)
+    failed = [False, False, True], [[], [], SUMS], 0.1, "the disk does not answer", True
+    plane.on(ev.BlocksLoaded(3, 0, order.number, *failed))
+    assert plane.bytes_in("quarantined") == 2 * LAYOUT.nbytes
+    assert plane.in_dram([1, 2, 3]) == [3]
+
+
 def test_a_prefetch_that_is_lost_frees_its_space() -> None:
     plane, effects = prefetching()
     plane.on(ev.Undelivered(only(fx.LoadBlocks, effects), "its queue is full"))
