@@ -38,10 +38,10 @@ class Hints:
     random   any verb about any blocks
     """
 
-    def __init__(self, trace: Trace, kind: str, error: float, seed: int) -> None:
-        """error: standard deviation of the logarithm of (expected pause / pause)."""
+    def __init__(self, trace: Trace, kind: str, error: float, seed: int, more_s: float = MORE_S) -> None:
+        """error: standard deviation of the logarithm of (expected pause / pause). more_s: see MORE_S."""
         self._kind, self._error, self._dice = kind, error, Random(f"hints {seed}")
-        self._factor = FACTOR * exp(2 * error)
+        self._factor, self._more_s = FACTOR * exp(2 * error), more_s
         self._size = trace.block_tokens
         self._next: list[tuple[int, int, float]] = []
         next_use: dict[int, float] = {}
@@ -68,7 +68,7 @@ class Hints:
         said: list[Said] = []
         if alive:  # also if the next turn waits already
             said += [
-                ("retain", alive, self._factor * pause_s + MORE_S, True),
+                ("retain", alive, self._factor * pause_s + self._more_s, True),
                 ("prefetch", alive, pause_s, True),
             ]
         if alive < full:

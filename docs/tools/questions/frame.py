@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mooncake_lite.errors import ConfigError
-from mooncake_lite.simulator.cluster_command import cluster, cluster_of, result_of
+from mooncake_lite.simulator.cluster_command import cluster, cluster_of, result_of, source_of
 from mooncake_lite.simulator.play import play
 from mooncake_lite.simulator.replay import replay, workload_of
 from mooncake_lite.simulator.trace_source import TraceSource
@@ -144,7 +144,8 @@ def simulated(
     chosen = cluster.make_context("cluster", words).params
     shaped = cluster_of(trace, {**chosen, "nodes": chosen["nodes"] or "8P8D"})
     shaped = replace(shaped, control=control or {})
-    outcome = play(shaped, Classed(trace, classes), seed, kills=chosen["kills"])
+    source = Classed(trace, classes) if classes else source_of(trace, chosen)
+    outcome = play(shaped, source, seed, kills=chosen["kills"])
     found = result_of(outcome, shaped)
     del found["loads"]
     if groups:

@@ -102,7 +102,7 @@ class Ranks:
         Raises ClusterError.
         """
         asks = [
-            Ask(one.timestamp / 1000, self._tokens(one, run), one.output_length, TRACED)
+            Ask(one.timestamp / 1000, self.tokens(one, run), one.output_length, TRACED)
             for one in trace.requests
         ]
         replies = asyncio.run(at_their_times(port, asks, told))
@@ -113,7 +113,7 @@ class Ranks:
         hit_rate = {"all": cached / total}
         return {**summary(records, *SLO_S), "second_token_s": second_s, "hit_rate": hit_rate}
 
-    def _tokens(self, request: TraceRequest, run: int) -> list[int]:
+    def tokens(self, request: TraceRequest, run: int) -> list[int]:
         """Return a prompt: equal ids are equal tokens, in one run."""
         tokens, ids = list[int](), range(self.vocab_size // 8, self.vocab_size)
         for number in request.hash_ids:

@@ -37,9 +37,9 @@ def test_a_trace_is_played_at_the_wanted_load(tmp_path: Path) -> None:
 def test_equal_ids_are_equal_tokens_in_one_run_and_in_no_other(tmp_path: Path) -> None:
     ranks = sleeping(emulation.model_folder(tmp_path / "model"), prefill=1, decode=1, store=1)
     one, other = TraceRequest(0, 50, 1, [7, 8]), TraceRequest(5, 64, 1, [7, 9])
-    assert len(ranks._tokens(one, 1)) == 50
-    assert ranks._tokens(one, 1)[:32] == ranks._tokens(other, 1)[:32]
-    assert ranks._tokens(one, 1)[:32] != ranks._tokens(one, 2)[:32]
+    assert len(ranks.tokens(one, 1)) == 50
+    assert ranks.tokens(one, 1)[:32] == ranks.tokens(other, 1)[:32]
+    assert ranks.tokens(one, 1)[:32] != ranks.tokens(one, 2)[:32]
 
 
 @pytest.mark.quick

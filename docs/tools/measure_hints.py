@@ -1,0 +1,183 @@
+"""Measures what hints are worth to agents that pause, and writes the tables of docs/explain/hints.md.
+
+    python docs/tools/measure_hints.py live        on emulated ranks of this machine: 14 minutes
+    python docs/tools/measure_hints.py simulated   on 16 simulated nodes: half an hour on one core
+    python docs/tools/measure_hints.py             writes the tables of what was measured into the page
+
+The results are docs/reference/measured/hints.json. A test compares the page with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fill_readme import filled
+from questions.frame import KV_BYTES, Found, emulated, grouped, simulated, table
+
+from mooncake_lite.config.machine import machine, signed
+from mooncake_lite.gateway.bodies import TIMED
+from mooncake_lite.simulator.hints import Hints
+from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.trace_source import TraceSource
+from mooncake_lite.tools.bench.cluster import Ask, send
+from mooncake_lite.tools.bench.simulator_ranks import SLO_S, Ranks, record_of
+from mooncake_lite.workloads.kinds import KINDS, made
+from mooncake_lite.workloads.metrics import Record
+from mooncake_lite.workloads.rescale import divided
+from mooncake_lite.workloads.traces import BLOCK_TOKENS, Trace
+
+PAGE = Path(__file__).parents[1] / "explain" / "hints.md"
+RESULT = PAGE.parents[1] / "reference" / "measured" / "hints.json"
+SEEDS = (0, 1, 2)
+
+AGENTS = replace(KINDS["agents"], pause_s=240.0)
+REQUESTS, RATE = 900, 0.4
+SETTINGS: tuple[dict[str, Any], ...] = (
+    *({"hints": kind} for kind in ("none", "agents", "wrong", "random")),
+    *({"hints": "agents", "hint_error": error} for error in (0.25, 0.5)),
+)
+MEMORIES = ("80GB", "130GB", "200GB")
+
+LIVE = replace(KINDS["agents"], pause_s=120.0, median_turns=4, most_tokens=200_000)
+LIVE_REQUESTS, LIVE_RATE, DIVIDE, SPACE, MORE_S = 180, 1.5, 32, 1.2, 2.0
+"""The pool has so many times the blocks of `most_alive`. Prompts wait for less than they do on 16 nodes, so
+clients have blocks retained for 2 s more, and not for 15. All was chosen with simulations of seeds 3 to 7."""
+
+
+def words(trace: Trace) -> list[str]:
+    """Return "first" or "later" for each request: whether its session had a turn before."""
+    seen, found, shared = set[int](), list[str](), AGENTS.instructions_tokens // BLOCK_TOKENS + 1
+    for one in trace.requests:
+        found.append("later" if one.hash_ids[shared] in seen else "first")
+        seen.add(one.hash_ids[shared])
+    return found
+
+
+def most_alive(trace: Trace) -> int:
+    """Return the most blocks that were used before and will be used again, at one time."""
+    uses: dict[int, list[float]] = {}
+    for one in trace.requests:
+        for block in one.hash_ids:
+            uses.setdefault(block, []).append(one.timestamp)
+    steps = [step for at in uses.values() if at[1:] for step in ((at[0], 1), (at[-1], -1))]
+    alive, most = 0, 0
+    for _, step in sorted(steps):
+        alive += step
+        most = max(most, alive)
+    return most
+
+
+async def played(port: int, trace: Trace, ranks: Ranks, hints: Hints | None) -> tuple[list[Record], Found]:
+    """Play a trace on a live cluster, with hints after each answer. Returns what became of the hints, too.
+
+    Raises ClusterError.
+    """
+    asks = [Ask(one.timestamp / 1000, ranks.tokens(one, 1), one.output_length) for one in trace.requests]
+    told, began = Counter[str](), time.perf_counter()
+
+    async def asked(client: httpx.AsyncClient, number: int, ask: Ask) -> Record:
+        await asyncio.sleep(max(0.0, began + ask.at_s - time.perf_counter()))
+        reply = await send(port, ask)
+        said = hints.after(number, time.perf_counter() - began) if hints else ()
+        for verb, blocks, seconds, alone in said:
+            body: dict[str, Any] = {"verb": verb, "prompt": ask.prompt[: blocks * trace.block_tokens]}
+            body |= {"session": f"r{number}"} if alone else {}
+            body |= {"seconds": seconds} if verb in TIMED else {}
+            answer = await client.post("/v1/kv/hints", json=body)
+            told[f"{verb} {answer.raise_for_status().json()['outcome']}"] += 1
+        return record_of(reply)
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+        records = await asyncio.gather(*(asked(client, *each) for each in enumerate(asks)))
+    return records, dict(sorted(told.items()))
+
+
+def live(seed: int, kind: str) -> Found:
+    """Play agents on emulated ranks with LRU or with hints, and simulate the same ranks."""
+    trace = divided(made(LIVE, LIVE_REQUESTS, LIVE_RATE, seed), DIVIDE)
+    hints, groups, blocks = (
+        Hints(trace, kind, 0.0, seed, MORE_S),
+        words(trace),
+        round(SPACE * most_alive(trace)),
+    )
+    with emulated(DIVIDE, prefill=2, decode=1, store=1) as ranks:
+        ranks = replace(ranks, pool_bytes=blocks * trace.block_tokens * KV_BYTES)
+        with ranks.serve("--prefix-sharing", "off") as cluster:
+            given = hints if kind != "none" else None
+            records, told = asyncio.run(played(cluster.port, trace, ranks, given))
+        source = TraceSource(trace, given)
+        other = play(replace(ranks.simulated(), sharing="off"), source, seed).records
+    found = {"live": _ttft_s(records, groups), "simulated": _ttft_s(other, groups)}
+    return {"hints": kind, "seed": seed, "blocks": blocks, **found, "answers": told}
+
+
+def _ttft_s(records: Sequence[Record], groups: Sequence[str]) -> Found:
+    """Return TTFT of all turns and of later ones."""
+    both = {"all": ["all"] * len(groups), "later": groups}
+    return {name: grouped(records, group, SLO_S)[name]["ttft_s"] for name, group in both.items()}
+
+
+def on_16_nodes(seed: int, setting: dict[str, Any]) -> Found:
+    """Simulate agents on the machines of the paper."""
+    trace = made(AGENTS, REQUESTS, RATE, seed)
+    found = simulated(trace, seed, groups=words(trace), **{"nodes": "8P8D", "node_dram": "100GB", **setting})
+    return {**setting, "seed": seed, "all": found["ttft_s"], "later": found["groups"]["later"]["ttft_s"]}
+
+
+def measured(part: str) -> list[Found]:
+    """Return the rows of a part."""
+    if part == "live":
+        return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
+    sizes = [{"hints": kind, "node_dram": size} for size in MEMORIES for kind in ("none", "agents")]
+    points = [(seed, one) for seed in SEEDS for one in SETTINGS] + [(0, one) for one in sizes]
+    return [on_16_nodes(*point) for point in points]
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables of the page by the names of their places, of the parts that were measured."""
+    made_of: dict[str, str] = {}
+    if "live" in found:
+        made_of["live"] = live_table(found["live"]["rows"])
+    return made_of
+
+
+def live_table(rows: list[Found]) -> str:
+    """Return P90 and mean of the TTFT of later turns with LRU, and with hints as parts of these."""
+    lines = []
+    for base, other in zip(rows[::2], rows[1::2]):
+        for where in ("live", "simulated"):
+            lru, hinted = (row[where]["later"] for row in (base, other))
+            parts = [f"{lru[name]:.3f} s | {hinted[name] / lru[name]:.2f}" for name in ("p90", "mean")]
+            lines.append([f"{base['seed']}, {where}", *" | ".join(parts).split(" | ")])
+    return table(["seed", "LRU, P90", "hints, P90", "LRU, mean", "hints, mean"], lines)
+
+
+def page() -> str:
+    """Return the page with what was measured."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, rows in tables(json.loads(RESULT.read_text(encoding="utf-8"))).items():
+        text = filled(text, name, rows)
+    return text
+
+
+def main(part: str | None) -> None:
+    """Measure a part, or write the page."""
+    if part is None:
+        PAGE.write_text(page(), encoding="utf-8")
+        return
+    measured_on, found = machine(), json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    about = {"command": f"python docs/tools/measure_hints.py {part}", "rows": measured(part)}
+    RESULT.write_text(json.dumps({**found, part: signed(measured_on, about)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2] or [None])
