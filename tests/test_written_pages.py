@@ -81,6 +81,12 @@ def test_the_page_of_benchmarks_shows_what_was_measured() -> None:
     assert all(f"`mooncake-lite bench {part}` on 2" in page for part in ("kernels", "transport", "store"))
 
 
+def test_the_page_of_hints_shows_what_was_measured() -> None:
+    hints = script("measure_hints")
+
+    assert hints.PAGE.read_text(encoding="utf-8") == hints.page(), "run docs/tools/measure_hints.py"
+
+
 def test_the_reference_of_the_command_line_says_what_the_commands_say() -> None:
     reference = script("make_reference")
 

@@ -16,11 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import httpx
-from fill_readme import filled
+from fill_readme import filled, measured_on
 from questions.frame import KV_BYTES, Found, emulated, grouped, simulated, table
 
 from mooncake_lite.config.machine import machine, signed
@@ -44,8 +45,11 @@ REQUESTS, RATE = 900, 0.4
 SETTINGS: tuple[dict[str, Any], ...] = (
     *({"hints": kind} for kind in ("none", "agents", "wrong", "random")),
     *({"hints": "agents", "hint_error": error} for error in (0.25, 0.5)),
+    *({"hints": kind, "node_dram": f"{size}GB"} for size in (80, 130, 200) for kind in ("none", "agents")),
 )
-MEMORIES = ("80GB", "130GB", "200GB")
+
+FIGURES = ("p90", "mean")
+HEADS = ("run", "hints", "seed", "LRU, P90", "hints, P90", "LRU, mean", "hints, mean")
 
 LIVE = replace(KINDS["agents"], pause_s=120.0, median_turns=4, most_tokens=200_000)
 LIVE_REQUESTS, LIVE_RATE, DIVIDE, SPACE, MORE_S = 180, 1.5, 32, 1.2, 2.0
@@ -68,12 +72,8 @@ def most_alive(trace: Trace) -> int:
     for one in trace.requests:
         for block in one.hash_ids:
             uses.setdefault(block, []).append(one.timestamp)
-    steps = [step for at in uses.values() if at[1:] for step in ((at[0], 1), (at[-1], -1))]
-    alive, most = 0, 0
-    for _, step in sorted(steps):
-        alive += step
-        most = max(most, alive)
-    return most
+    steps = sorted(step for at in uses.values() if at[1:] for step in ((at[0], 1), (at[-1], -1)))
+    return max(accumulate(step for _, step in steps))
 
 
 async def played(port: int, trace: Trace, ranks: Ranks, hints: Hints | None) -> tuple[list[Record], Found]:
@@ -89,10 +89,9 @@ async def played(port: int, trace: Trace, ranks: Ranks, hints: Hints | None) -> 
         reply = await send(port, ask)
         said = hints.after(number, time.perf_counter() - began) if hints else ()
         for verb, blocks, seconds, alone in said:
-            body: dict[str, Any] = {"verb": verb, "prompt": ask.prompt[: blocks * trace.block_tokens]}
-            body |= {"session": f"r{number}"} if alone else {}
-            body |= {"seconds": seconds} if verb in TIMED else {}
-            answer = await client.post("/v1/kv/hints", json=body)
+            name, time_s = f"r{number}" if alone else None, seconds if verb in TIMED else None
+            about = {"prompt": ask.prompt[: blocks * trace.block_tokens], "session": name, "seconds": time_s}
+            answer = await client.post("/v1/kv/hints", json={"verb": verb, **about})
             told[f"{verb} {answer.raise_for_status().json()['outcome']}"] += 1
         return record_of(reply)
 
@@ -128,44 +127,43 @@ def _ttft_s(records: Sequence[Record], groups: Sequence[str]) -> Found:
 
 def on_16_nodes(seed: int, setting: dict[str, Any]) -> Found:
     """Simulate agents on the machines of the paper."""
-    trace = made(AGENTS, REQUESTS, RATE, seed)
-    found = simulated(trace, seed, groups=words(trace), **{"nodes": "8P8D", "node_dram": "100GB", **setting})
-    return {**setting, "seed": seed, "all": found["ttft_s"], "later": found["groups"]["later"]["ttft_s"]}
+    trace, options = made(AGENTS, REQUESTS, RATE, seed), {"node_dram": "100GB", **setting}
+    found = simulated(trace, seed, groups=words(trace), nodes="8P8D", **options)
+    both = {"all": found["ttft_s"], "later": found["groups"]["later"]["ttft_s"]}
+    return {"seed": seed, **options, "simulated": both}
 
 
 def measured(part: str) -> list[Found]:
     """Return the rows of a part."""
     if part == "live":
         return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
-    sizes = [{"hints": kind, "node_dram": size} for size in MEMORIES for kind in ("none", "agents")]
-    points = [(seed, one) for seed in SEEDS for one in SETTINGS] + [(0, one) for one in sizes]
-    return [on_16_nodes(*point) for point in points]
+    return [
+        on_16_nodes(seed, one) for one in SETTINGS for seed in (SEEDS if "node_dram" not in one else (0,))
+    ]
 
 
-def tables(found: dict[str, Any]) -> dict[str, str]:
-    """Return the tables of the page by the names of their places, of the parts that were measured."""
-    made_of: dict[str, str] = {}
-    if "live" in found:
-        made_of["live"] = live_table(found["live"]["rows"])
-    return made_of
-
-
-def live_table(rows: list[Found]) -> str:
-    """Return P90 and mean of the TTFT of later turns with LRU, and with hints as parts of these."""
-    lines = []
-    for base, other in zip(rows[::2], rows[1::2]):
-        for where in ("live", "simulated"):
-            lru, hinted = (row[where]["later"] for row in (base, other))
-            parts = [f"{lru[name]:.3f} s | {hinted[name] / lru[name]:.2f}" for name in ("p90", "mean")]
-            lines.append([f"{base['seed']}, {where}", *" | ".join(parts).split(" | ")])
-    return table(["seed", "LRU, P90", "hints, P90", "LRU, mean", "hints, mean"], lines)
+def ratios(rows: Sequence[Found]) -> str:
+    """Return TTFT of later turns without hints, and with hints as parts of it."""
+    without, lines = dict[Any, Found](), list[list[str]]()
+    for where, row in ((where, row) for row in rows for where in ("live", "simulated") if where in row):
+        run, found = f"{where} {row.get('node_dram', '')}".strip(), row[where]["later"]
+        lru = without.setdefault((run, row["seed"]), found)
+        if row["hints"] != "none":
+            cells = [
+                cell for one in FIGURES for cell in (f"{lru[one]:.3f} s", f"{found[one] / lru[one]:.2f}")
+            ]
+            lines.append(
+                [run, f"{row['hints']} {row.get('hint_error', '')}".strip(), str(row["seed"]), *cells]
+            )
+    return table(HEADS, lines)
 
 
 def page() -> str:
     """Return the page with what was measured."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, rows in tables(json.loads(RESULT.read_text(encoding="utf-8"))).items():
-        text = filled(text, name, rows)
+    for name, found in json.loads(RESULT.read_text(encoding="utf-8")).items():
+        where = f"`{found['command']}`, commit {found['commit']}, {measured_on(found)}"
+        text = filled(text, name, f"{ratios(found['rows'])}\n\n({where})")
     return text
 
 
@@ -174,9 +172,9 @@ def main(part: str | None) -> None:
     if part is None:
         PAGE.write_text(page(), encoding="utf-8")
         return
-    measured_on, found = machine(), json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    here, found = machine(), json.loads(RESULT.read_text()) if RESULT.exists() else {}
     about = {"command": f"python docs/tools/measure_hints.py {part}", "rows": measured(part)}
-    RESULT.write_text(json.dumps({**found, part: signed(measured_on, about)}, indent=1) + "\n")
+    RESULT.write_text(json.dumps({**found, part: signed(here, about)}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
