@@ -271,6 +271,8 @@ def _play(cluster: Cluster, trace: Trace, words: Mapping[str, Any]) -> tuple[Out
 def source_of(trace: Trace, words: Mapping[str, Any]) -> TraceSource:
     """Return the requests of a trace, and with --hints what their clients say of them."""
     kind = words["hints"]
+    if kind == "none" and words["hint_error"]:
+        raise ConfigError("--hint-error is about the hints of clients: name them with --hints")
     hints = None if kind == "none" else Hints(trace, kind, words["hint_error"], words["seed"])
     return TraceSource(trace, hints)
 
@@ -305,6 +307,10 @@ def _show_intervals(found: dict[str, list[float]]) -> None:
 
 def cluster_of(trace: Trace, words: dict[str, Any]) -> Cluster:
     """Return the cluster that the options of a command describe. Raises ConfigError, with the fix."""
+    for name in (name for name in NO_SITES if not words["racks"] and words[name] != NO_SITES[name]):
+        raise ConfigError(
+            f"--{name.replace('_', '-')} is about sites: name the site of each node with --racks"
+        )
     nodes = parse_nodes(words["nodes"])
     mode = words["mode"] or ("colocated" if "compute" in nodes else "pooled")
     dram, computing = words["node_dram"], sum(nodes.values()) - nodes.get("store", 0)

@@ -428,6 +428,9 @@ def test_a_pool_that_admits_what_comes_twice_evicts_no_unique_prompt_and_the_con
         (["--ssd", "1MB"], "--ssd 1000000: a block has 167,772,160 bytes"),
         (["--eviction", "mru"], "--eviction: no eviction policy is called 'mru'; there are lru, lfu"),
         (["--eviction", "belady"], "--eviction: belady needs the future"),
+        (["--site-gbps", "10"], "--site-gbps is about sites: name the site of each node with --racks"),
+        (["--site-price", "1"], "--site-price is about sites: name the site of each node with --racks"),
+        (["--hint-error", "0.5"], "--hint-error is about the hints of clients: name them with --hints"),
     ],
 )
 def test_bad_words_are_refused_with_the_fix(
