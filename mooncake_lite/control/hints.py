@@ -26,6 +26,9 @@ from store.ranking import Ranking
 MOST_TENANTS, MOST_SESSIONS = 256, 1024
 """Tenants whose sessions are noted, and sessions of each; the ones that were quiet longest are forgotten."""
 
+MOST_NOTED = 1 << 20
+"""Keys of all these sessions together: prompts may be long. Some 100 MB with their digests."""
+
 HELD_SHARE, PINNED_SHARE = 0.75, 0.1
 """Of the pool's blocks, the most that one tenant holds by retain, pin and prefetch, and that all pin."""
 
@@ -74,6 +77,7 @@ class Hints:
     """Answers hints.
 
     counts      (verb, outcome) -> hints
+    _noted      keys of all sessions
     _sessions   tenant -> session -> keys and digests of its latest prompt, the longest quiet first
     _pins       key -> (digest, {tenant: end}), of blocks that hints have pinned hard
     _due        number of a deferred prefetch, or (tenant, key) of a pin -> when it is begun, or ends
@@ -86,6 +90,7 @@ class Hints:
         self._dispatcher = dispatcher
         dispatcher.lift_pins = self.lift_pins
         self.counts = Counter[tuple[str, str]]()
+        self._noted = 0
         self._sessions: OrderedDict[str, OrderedDict[str, tuple[list[int], list[int]]]] = OrderedDict()
         self._pins: dict[int, tuple[int, dict[str, float]]] = {}
         self._due = Ranking[Any]()
@@ -94,15 +99,24 @@ class Hints:
 
     def note_session(self, arrived: ev.RequestArrived) -> None:
         """Note which prefix a session has, for hints that name the session alone."""
-        if arrived.session and arrived.keys:
-            own = self._sessions.setdefault(arrived.tenant, OrderedDict())
-            self._sessions.move_to_end(arrived.tenant)
-            own[arrived.session] = arrived.keys, arrived.digests
-            own.move_to_end(arrived.session)
-            if len(own) > MOST_SESSIONS:
-                own.popitem(last=False)
-            if len(self._sessions) > MOST_TENANTS:
-                self._sessions.popitem(last=False)
+        if not (arrived.session and arrived.keys):
+            return
+        own = self._sessions.setdefault(arrived.tenant, OrderedDict())
+        self._sessions.move_to_end(arrived.tenant)
+        before, _ = own.pop(arrived.session, ([], []))
+        own[arrived.session] = arrived.keys, arrived.digests
+        self._noted += len(arrived.keys) - len(before)
+        if len(own) > MOST_SESSIONS:
+            self._forget_session(arrived.tenant)
+        while self._noted > MOST_NOTED or len(self._sessions) > MOST_TENANTS:
+            self._forget_session(next(iter(self._sessions)))
+
+    def _forget_session(self, tenant: str) -> None:
+        """Forget the session of a tenant that was quiet longest, and the tenant with its last one."""
+        _, (keys, _) = self._sessions[tenant].popitem(last=False)
+        self._noted -= len(keys)
+        if not self._sessions[tenant]:
+            del self._sessions[tenant]
 
     # ------------------------------------------------------------------------------ hints
 

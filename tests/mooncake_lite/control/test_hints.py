@@ -174,6 +174,24 @@ def test_pins_of_blocks_that_were_removed_count_no_more() -> None:
     assert not plane.control.directory.find(2).hard_pinned()  # type: ignore[union-attr]
 
 
+def test_sessions_are_forgotten_by_tenant_and_by_the_keys_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints, "MOST_NOTED", 5)
+    plane = Hinted(40)
+    for name, keys, session, tenant in (
+        ("a", [1, 2], "x", "t"), ("b", [1, 2], "x", "t"), ("c", [3, 4], "x", "u"), ("d", [5, 6], "y", "t"),
+    ):  # fmt: skip
+        plane.serve_session(name, keys, session, tenant)
+
+    def known(session: str, tenant: str) -> bool:
+        answer = plane.hint("retain", [], session=session, tenant=tenant, seconds=1.0)
+        return "has sent no prompt yet" not in answer.reason
+
+    assert not known("x", "u"), "this tenant was quiet longest"
+    assert known("x", "t")
+    assert known("y", "t")
+    assert plane.control.hints._noted == 4
+
+
 # ------------------------------------------------------------------------------ prefetch
 
 
