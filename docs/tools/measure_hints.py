@@ -1,7 +1,7 @@
 """Measures what hints are worth to agents that pause, and writes the tables of docs/explain/hints.md.
 
     python docs/tools/measure_hints.py live        on emulated ranks of this machine: 14 minutes
-    python docs/tools/measure_hints.py simulated   on 16 simulated nodes: half an hour on one core
+    python docs/tools/measure_hints.py simulated   on 16 simulated nodes: half an hour on two cores
     python docs/tools/measure_hints.py             writes the tables of what was measured into the page
 
 The results are docs/reference/measured/hints.json. A test compares the page with them.
@@ -24,10 +24,12 @@ import httpx
 from fill_readme import filled, measured_on
 from questions.frame import KV_BYTES, Found, emulated, grouped, simulated, table
 
-from mooncake_lite.config.machine import machine, signed
+from mooncake_lite.config.machine import machine, signed, usable_cores
+from mooncake_lite.config.progress import counted
 from mooncake_lite.gateway.bodies import TIMED
 from mooncake_lite.simulator.hints import Hints
 from mooncake_lite.simulator.play import play
+from mooncake_lite.simulator.sweep import processes
 from mooncake_lite.simulator.trace_source import TraceSource
 from mooncake_lite.tools.bench.cluster import Ask, send
 from mooncake_lite.tools.bench.simulator_ranks import SLO_S, Ranks, record_of
@@ -42,14 +44,16 @@ SEEDS = (0, 1, 2)
 
 AGENTS = replace(KINDS["agents"], pause_s=240.0)
 REQUESTS, RATE = 900, 0.4
-SETTINGS: tuple[dict[str, Any], ...] = (
-    *({"hints": kind} for kind in ("none", "agents", "wrong", "random")),
-    *({"hints": "agents", "hint_error": error} for error in (0.25, 0.5)),
-    *({"hints": kind, "node_dram": f"{size}GB"} for size in (80, 130, 200) for kind in ("none", "agents")),
-)
+SIZES, SMALL_S = (80, 130, 200), 60.0
+SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = (
+    *((10, {"hints": kind}) for kind in ("none", "agents", "wrong")), (3, {"hints": "random"}),
+    *((3, {"hints": "agents", "hint_error": error}) for error in (0.25, 0.5)),
+    *((3, {"hints": kind, "node_dram": f"{size}GB"}) for size in SIZES for kind in ("none", "agents")),
+    *((1, {"hints": kind, "node_dram": "45GB", "pause_s": SMALL_S}) for kind in ("none", "agents", "wrong")),
+)  # fmt: skip
+"""How many seeds, and with what. Settings of the hints themselves were chosen on seed 0."""
 
 FIGURES = ("p90", "mean")
-HEADS = ("run", "hints", "seed", "LRU, P90", "hints, P90", "LRU, mean", "hints, mean")
 
 LIVE = replace(KINDS["agents"], pause_s=120.0, median_turns=4, most_tokens=200_000)
 LIVE_REQUESTS, LIVE_RATE, DIVIDE, SPACE, MORE_S = 180, 1.5, 32, 1.2, 2.0
@@ -127,35 +131,75 @@ def _ttft_s(records: Sequence[Record], groups: Sequence[str]) -> Found:
 
 def on_16_nodes(seed: int, setting: dict[str, Any]) -> Found:
     """Simulate agents on the machines of the paper."""
-    trace, options = made(AGENTS, REQUESTS, RATE, seed), {"node_dram": "100GB", **setting}
+    options = {"node_dram": "100GB", **setting}
+    pause_s = options.pop("pause_s", AGENTS.pause_s)
+    trace = made(replace(AGENTS, pause_s=pause_s), REQUESTS, RATE, seed)
     found = simulated(trace, seed, groups=words(trace), nodes="8P8D", **options)
     both = {"all": found["ttft_s"], "later": found["groups"]["later"]["ttft_s"]}
-    return {"seed": seed, **options, "simulated": both}
+    return {"seed": seed, **options, "pause_s": pause_s, "simulated": both}
 
 
 def measured(part: str) -> list[Found]:
     """Return the rows of a part."""
     if part == "live":
         return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
-    return [
-        on_16_nodes(seed, one) for one in SETTINGS for seed in (SEEDS if "node_dram" not in one else (0,))
-    ]
+    runs = [(seed, one) for seeds, one in SETTINGS for seed in range(seeds)]
+    found = list[Found]()
+    with processes(usable_cores(), mpi=False) as executor, counted("runs", len(runs)) as told:
+        for row in executor.map(on_16_nodes, *zip(*runs)):
+            found.append(row)
+            told()
+    return found
 
 
-def ratios(rows: Sequence[Found]) -> str:
-    """Return TTFT of later turns without hints, and with hints as parts of it."""
-    without, lines = dict[Any, Found](), list[list[str]]()
+def ratios(rows: Sequence[Found], turns: str = "later") -> list[tuple[str, str, int, Found, Found]]:
+    """Return run, hints, seed, TTFT without hints and with them, of each run with hints."""
+    without, found = dict[Any, Found](), []
     for where, row in ((where, row) for row in rows for where in ("live", "simulated") if where in row):
-        run, found = f"{where} {row.get('node_dram', '')}".strip(), row[where]["later"]
-        lru = without.setdefault((run, row["seed"]), found)
+        run = " ".join([where, row.get("node_dram", "")]).strip()
+        lru = without.setdefault((run, row["seed"]), row[where][turns])
         if row["hints"] != "none":
-            cells = [
+            hints = f"{row['hints']} {row.get('hint_error', '')}".strip()
+            found.append((run, hints, row["seed"], lru, row[where][turns]))
+    return found
+
+
+def of_each(rows: Sequence[Found]) -> str:
+    """Return a table with a line for each run: TTFT without hints, and with hints as parts of it."""
+    return table(
+        ("run", "hints", "seed", "LRU, P90", "hints, P90", "LRU, mean", "hints, mean"),
+        [
+            [run, hints, str(seed), *(
                 cell for one in FIGURES for cell in (f"{lru[one]:.3f} s", f"{found[one] / lru[one]:.2f}")
-            ]
-            lines.append(
-                [run, f"{row['hints']} {row.get('hint_error', '')}".strip(), str(row["seed"]), *cells]
-            )
-    return table(HEADS, lines)
+            )]
+            for run, hints, seed, lru, found in ratios(rows)
+        ],
+    )  # fmt: skip
+
+
+def of_all(rows: Sequence[Found]) -> str:
+    """Return a table with a line for each setting: the mean ratio of its seeds, the least and the most."""
+    lines = list[list[str]]()
+    both = [ratios(rows, turns) for turns in ("later", "all")]
+    for run, hints in dict.fromkeys(one[:2] for one in both[0]):
+        some = [[(lru, found) for *_, lru, found in rows if _[:2] == [run, hints]] for rows in both]
+        cells = list[str]()
+        for of in some:
+            for figure in FIGURES:
+                each = [found[figure] / lru[figure] for lru, found in of]
+                around = f" ({min(each):.2f} to {max(each):.2f})" if each[1:] else ""
+                cells.append(f"{sum(each) / len(each):.3f}{around}")
+        lines.append([run.removeprefix("simulated "), hints, str(len(some[0])), *cells])
+    heads = (
+        "DRAM of a node",
+        "hints",
+        "seeds",
+        "later turns, P90",
+        "later turns, mean",
+        "all, P90",
+        "all, mean",
+    )
+    return table(heads, lines)
 
 
 def page() -> str:
@@ -163,7 +207,8 @@ def page() -> str:
     text = PAGE.read_text(encoding="utf-8")
     for name, found in json.loads(RESULT.read_text(encoding="utf-8")).items():
         where = f"`{found['command']}`, commit {found['commit']}, {measured_on(found)}"
-        text = filled(text, name, f"{ratios(found['rows'])}\n\n({where})")
+        shown = of_each if name == "live" else of_all
+        text = filled(text, name, f"{shown(found['rows'])}\n\n({where})")
     return text
 
 

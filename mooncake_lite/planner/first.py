@@ -34,6 +34,8 @@ class First:
 
     service_s    of each prompt: its pass, the slot, and before a loaded prefix the store of the prompt before
     variation    squared coefficient of variation of the gaps between requests
+
+    Split nodes that decode take in the KV of one prompt after another: their links are a queue.
     """
 
     def __init__(self, cluster: Cluster, jobs: Jobs, ttft: Limit, tbt: Limit) -> None:
@@ -45,8 +47,10 @@ class First:
         far_s = nbytes / near if cluster.together else link.latency_s + nbytes / link.far_bytes_per_s
         self.compute_s = compute_s(jobs, pass_seconds(cluster.profile))
         self.service_s = self.compute_s + self.over.step_s + 2 * self.over.message_s
+        self._link_s: np.ndarray | None = None
         if cluster.mode == "split":  # straight to the node that decodes, which has it in its memory then
             left_s, self._load_s = np.maximum(far_s / GROUPS, far_s - self.compute_s), nbytes / near
+            self._link_s = far_s
         else:
             write_s, loads = new_bytes / near, jobs.cached > 0
             left_s, self._load_s = np.where(loads, write_s, write_s / GROUPS), far_s
@@ -104,7 +108,10 @@ class First:
     def gaps_s(self, rate: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean gap of each request on such a node, and the mean of its slowest tenth of gaps."""
         step_s, answer = self.step_s(rate), self.jobs.answer
-        gap_s = forms.first_gap_s(rate, step_s, self._stored_s, self._load_s)
+        stored_s = self._stored_s
+        if self._link_s is not None:
+            stored_s = stored_s + forms.wait_of(rate, self._link_s, 1).mean_s
+        gap_s = forms.first_gap_s(rate, step_s, stored_s, self._load_s)
         return forms.tpot_s(answer, step_s, gap_s), forms.tbt_s(answer, step_s, gap_s)
 
     def decodes_keep(self, count: int, speed: float = 1.0) -> bool:

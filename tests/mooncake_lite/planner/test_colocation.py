@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -96,6 +97,20 @@ def test_what_is_said_to_turn_a_comparison_turns_it() -> None:
     assert link is not None
     assert not splits(first.like(jobs, replace(CLUSTER, link_bytes_per_s=link * 1e9 / 8)))
     assert splits(first.like(jobs, replace(CLUSTER, link_bytes_per_s=2 * link * 1e9 / 8)))
+
+
+@pytest.mark.quick
+def test_without_a_pool_prompts_wait_for_the_link_into_a_node() -> None:
+    """No rate is said at which one link would move more than it can, whatever the limits are."""
+    jobs = jobs_of(WORKLOADS["rag"][0])
+    roomy, fast = Limit(1e4, 0.9), 0.0
+    for gbps in (10, 20, 60, 600):
+        cluster = replace(CLUSTER, mode="split", link_bytes_per_s=gbps * 1e9 / 8)
+        mean_bytes = jobs.tokens.mean() * cluster.layout.nbytes / cluster.block_tokens
+        rate = jobs.rate * highest(partial(First(cluster, jobs, roomy, roomy).decodes_keep, 1))
+        assert fast <= rate <= gbps * 1e9 / 8 / mean_bytes
+        fast = rate
+    assert rate > 1.5 * jobs.rate
 
 
 @pytest.mark.quick
