@@ -145,12 +145,14 @@ def _report(task: LabTask, seen: TaskScore, predictions: dict[str, float], say: 
         say(f"  gate       {seen.state}")
     first: dict[str, str] = {}
     for name, message in seen.failed.items():
-        sentence, why = name.partition(" [")[0].replace("_", " "), _why(message)
+        plain = name.partition(" [")[0]
+        sentence, why = plain.replace("_", " "), _why(message)
+        head = "key test  " if plain in task.key else "test      "
         if why and why in first:
-            say(f"  test       {sentence}: fails like `{first[why]}`")
+            say(f"  {head} {sentence}: fails like `{first[why]}`")
             continue
         first[why] = sentence
-        say(f"  test       {sentence}")
+        say(f"  {head} {sentence}")
         say(textwrap.indent(message, "  "))
     if seen.failed:
         say("  cost       counts when all tests of the task pass")

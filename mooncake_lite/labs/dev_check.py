@@ -7,15 +7,15 @@ Explained in docs/explain/labs.md, "What labs dev check enforces".
 
 from __future__ import annotations
 
+import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions, sandbox
+from mooncake_lite.labs.bench import PUBLIC, SEEDS, Bench, bench_of
 from mooncake_lite.labs.checking import PREDICTION, check
 from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grading import Grader
@@ -25,69 +25,30 @@ from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.mutants import mutants
 from mooncake_lite.labs.questions import ANSWERS, TRACE, Answer, as_toml, check_answers, real_answers
-from mooncake_lite.labs.release import CONFTEST, release
+from mooncake_lite.labs.release import release
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import score
 from mooncake_lite.labs.starting import write_data
 from mooncake_lite.labs.submission import Submission
+from mooncake_lite.labs.survivors import equal_of, unnoticed
 from mooncake_lite.labs.tidy import untidy
-from mooncake_lite.labs.trees import child_files, copied, tracked_files
-from mooncake_lite.labs.variant import class_of, private_seed, public_seed, sheet
+from mooncake_lite.labs.trees import child_files, copied
+from mooncake_lite.labs.variant import class_of, sheet
 
 CHECK_S = 60.0
 """`labs check` of a lab ends within this time."""
 
-PUBLIC = {"public": public_seed("dev check")}
-SEEDS = {**PUBLIC, "private": private_seed("dev check")}
+SAMPLED = 20
+"""Mutants of a task that a check tries; `labs dev mutants` tries all."""
 
 Problems = Iterator[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A lab under test: `root` is the repository, `tree` a copy of it that rules may change and put back."""
-
-    root: Path
-    lab: Lab
-    tree: Path
-
-    def source(self, task: LabTask) -> str:
-        """Return the file of a region, with the reference in it."""
-        return regions.without_marks((self.root / task.file).read_text(encoding="utf-8"))
-
-    def with_region(self, task: LabTask, text: str) -> Outcome:
-        """Run the public tests of a task with another text in its region, and put the reference back."""
-        path = self.tree / task.file
-        path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
-        try:
-            return run_tests(self.root, self.lab, [task.id], self.tree, PUBLIC, level="none")
-        finally:
-            path.write_text(self.source(task), encoding="utf-8")
-
-    @contextmanager
-    def stubs(self, tasks: Sequence[LabTask]) -> Iterator[None]:
-        """Put stubs in place of these regions, until the block of this context ends."""
-        files = {task.file for task in tasks}
-        for file in files:
-            found = {task.function: task.id for task in tasks if task.file == file}
-            text = (self.root / file).read_text(encoding="utf-8")
-            (self.tree / file).write_text(regions.stripped(text, found), encoding="utf-8")
-        try:
-            yield
-        finally:
-            for task in tasks:
-                (self.tree / task.file).write_text(self.source(task), encoding="utf-8")
 
 
 def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) -> bool:
     """Test all rules on one lab, or those that take seconds. Return whether there are no problems."""
     rules = [*QUICK_RULES, *(() if quick else SLOW_RULES)] if lab.tasks else list(QUESTION_RULES)
     good = True
-    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
-        bench = Bench(root, lab, Path(folder))
-        tests = [name for name in tracked_files(root) if name == CONFTEST or name.startswith(f"{lab.tests}/")]
-        sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
-        copied(root, bench.tree, (*child_files(root, lab), *tests, *sheets), {})
+    with bench_of(root, lab) as bench:
         for rule in rules:
             began = time.monotonic()
             problems = list(rule(bench))
@@ -205,6 +166,16 @@ def stubs_fail_their_own_tests(bench: Bench) -> Problems:
     )
 
 
+def key_tests_are_there(bench: Bench) -> Problems:
+    """Each task has key tests, at most half of all, without which at most half of its points are left."""
+    for task in bench.lab.tasks:
+        names = {case.name for case in bench.with_region(task, bench.region(task)).cases}
+        if not task.key or 2 * len(task.key) > len(names) + 1:
+            yield f"{task.id} has {len(task.key)} key tests of {len(names)} tests"
+        if unknown := sorted(set(task.key) - names):
+            yield f"{task.id} has no tests {', '.join(unknown)}, which lab.toml calls key tests"
+
+
 def errors_are_red_and_named(bench: Bench) -> Problems:
     """A 1/0 in a student's file turns the check red and names that file."""
     for file in bench.lab.files:
@@ -250,19 +221,27 @@ def nothing_survives_in_a_release(bench: Bench) -> Problems:
             yield str(error)
 
 
-def every_test_fails_for_a_mutant(bench: Bench) -> Problems:
-    """Every test fails for some mutant of its region."""
+def mutants_are_noticed(bench: Bench) -> Problems:
+    """Some mutants of each region fail a test, and every test fails for some mutant."""
+    known = equal_of(bench)
     for task in bench.lab.tasks:
-        yield from unkilled(bench, task)
+        yield from unkilled(bench, task, known.get(task.id, {}))
 
 
-def unkilled(bench: Bench, task: LabTask) -> Problems:
-    """Yield the tests of a task that fail for no mutant. Stops to mutate when every test has failed."""
-    waiting = {case.name for case in bench.with_region(task, _region(bench, task)).cases}
-    for text in mutants(_region(bench, task)):
-        if not waiting:
+def unkilled(bench: Bench, task: LabTask, known: Mapping[str, str]) -> Problems:
+    """Yield sampled mutants of a task that nothing notices, and tests that fail for no mutant.
+
+    Stops to mutate when the sample is tried and every test has failed.
+    """
+    waiting = {case.name for case in bench.with_region(task, bench.region(task)).cases}
+    found = mutants(bench.region(task))
+    random.Random(task.id).shuffle(found)
+    for number, mutant in enumerate(found):
+        if number >= SAMPLED and not waiting:
             return
-        outcome = bench.with_region(task, text)
+        outcome = bench.with_region(task, mutant.text)
+        if number < SAMPLED and mutant.what not in known and unnoticed(outcome):
+            yield f"{task.id}: all tests pass with {mutant.what}"
         if all("stopped" in case.message for case in outcome.cases if not case.passed):
             continue  # a mutant that loops forever says nothing about single tests
         waiting -= {case.name for case in outcome.cases if not case.passed}
@@ -270,14 +249,10 @@ def unkilled(bench: Bench, task: LabTask) -> Problems:
         yield f"{task.id} {name} fails for no mutant"
 
 
-def _region(bench: Bench, task: LabTask) -> str:
-    return regions.body(bench.source(task), task.function)
-
-
 def grading_survives_hostile_code(bench: Bench) -> Problems:
     """Grading survives hostile code: that task gets no points, and all others keep theirs."""
     lab = bench.lab
-    texts = {task.id: _region(bench, task) for task in lab.tasks}
+    texts = {task.id: bench.region(task) for task in lab.tasks}
     level, _ = sandbox.required()
     full = sum(task.points.total for task in lab.tasks)
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
@@ -297,6 +272,7 @@ QUICK_RULES = (
     sheet_is_complete,
     reference_gets_all_points,
     stubs_fail_their_own_tests,
+    key_tests_are_there,
     errors_are_red_and_named,
     nothing_collected_is_red,
     nothing_survives_in_a_release,
@@ -308,4 +284,4 @@ QUESTION_RULES = (
     nothing_survives_in_a_release,
 )
 """Of a lab without tasks."""
-SLOW_RULES = (check_is_quick, every_test_fails_for_a_mutant, grading_survives_hostile_code)
+SLOW_RULES = (check_is_quick, mutants_are_noticed, grading_survives_hostile_code)

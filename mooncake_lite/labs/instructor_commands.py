@@ -137,3 +137,35 @@ def check_labs(number: int | None, quick: bool) -> int:
         click.echo(f"lab {lab.number}, {lab.title}")
         good = dev_check(root, lab, quick=quick, say=click.echo) and good
     return 0 if good else 1
+
+
+@dev.command("mutants")
+@click.argument("number", type=int, metavar="LAB")
+@click.option("--task", help="One of its tasks. [default: all]")
+def list_mutants(number: int, task: str | None) -> int:
+    """List the mistakes in a region that cost no point: small changes that all tests let pass.
+
+    Those that attempts/equal.toml names do the same as the reference. Takes some minutes.
+    """
+    from mooncake_lite.config.progress import counted
+    from mooncake_lite.labs.bench import bench_of
+    from mooncake_lite.labs.mutants import mutants
+    from mooncake_lite.labs.survivors import equal_of, survivors
+
+    root, lab = lab_here(number)
+    left = 0
+    with bench_of(root, lab) as bench:
+        known = equal_of(bench)
+        for one in [lab.task(task)] if task else lab.tasks:
+            total, equal = len(mutants(bench.region(one))), known.get(one.id, {})
+            with counted(one.id, total) as told:
+                found = [mutant.what for mutant in survivors(bench, one, told)]
+            passed = [what for what in found if what not in equal]
+            left += len(passed)
+            counts = f"{total - len(found)} noticed, {len(equal)} equal, {len(passed)} pass"
+            click.echo(f"{one.id}: {total} mutants, {counts}")
+            for what in passed:
+                click.echo(f"  {what}")
+            for what in sorted(equal.keys() - set(found)):
+                click.echo(f"  noticed, though equal.toml names it: {what}")
+    return 1 if left else 0

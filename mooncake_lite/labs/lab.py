@@ -62,6 +62,7 @@ class LabTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hints       three, the first one the weakest
     kernels     CUDA kernels that the region is, as gpu_lowering calls them: they must lower to PTX
     driver      the file of the lab's folder that calls the region in the child
+    key         names of the tests of what the task is about: who fails one keeps at most half of its points
     """
 
     id: str
@@ -73,6 +74,7 @@ class LabTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hints: list[str]
     cost: Cost
     points: Points
+    key: list[str] = []
     kernels: list[str] = []
     driver: str = "drive.py"
 

@@ -45,6 +45,7 @@ def run_tests(
     level: Level,
     only: Sequence[str] = (),
     gpu: bool = False,
+    first: bool = False,
 ) -> Outcome:
     """Run the tests of these tasks.
 
@@ -52,6 +53,7 @@ def run_tests(
         tree   whose code is tested
         only   names of tests, all when empty
         gpu    run kernels on a GPU, in place of the simulator
+        first  end with the first test that fails
 
     Raises LabError if nothing is collected, or if the judge itself fails.
     """
@@ -66,6 +68,7 @@ def run_tests(
         arguments = ["-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}", "-p", "no:cacheprovider"]
         arguments += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
         arguments += [f"--confcutdir={root / FOLDER}", *(["-k", " or ".join(only)] if only else [])]
+        arguments += ["-x"] if first else []
         code, said = _pytest(root, Path(folder), [*arguments, *map(str, files)])
         if code is None:
             raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s")

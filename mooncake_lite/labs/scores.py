@@ -55,7 +55,8 @@ def not_run(task: LabTask, state: str) -> TaskScore:
 def score(task: LabTask, outcome: Outcome, untidy: list[str]) -> TaskScore:
     """Return the points of a task whose tests were run.
 
-    Tests count in proportion, rounded down. The cost and the tidiness count only when all tests have passed.
+    Tests count in proportion, rounded down; while a key test fails they give at most half. The cost and the
+    tidiness count only when all tests have passed.
     """
     cases = [case for case in outcome.cases if case.task == task.id]
     costs = [cost for cost in outcome.costs if cost.task == task.id]
@@ -64,8 +65,8 @@ def score(task: LabTask, outcome: Outcome, untidy: list[str]) -> TaskScore:
     return TaskScore(
         task.id,
         "graded",
-        public=_share(task.points.public, cases, "public"),
-        private=_share(task.points.private, cases, "private"),
+        public=_share(task, task.points.public, cases, "public"),
+        private=_share(task, task.points.private, cases, "private"),
         cost=task.points.cost if every and cheap else 0,
         tidiness=task.points.tidiness if every and not untidy else 0,
         passed=sum(case.passed for case in cases),
@@ -76,9 +77,10 @@ def score(task: LabTask, outcome: Outcome, untidy: list[str]) -> TaskScore:
     )
 
 
-def _share(points: int, cases: list[Case], seed: str) -> int:
-    mine = [case.passed for case in cases if case.seed == seed]
-    return points * sum(mine) // len(mine) if mine else 0
+def _share(task: LabTask, points: int, cases: list[Case], seed: str) -> int:
+    mine = {case.name: case.passed for case in cases if case.seed == seed}
+    most = points if all(mine.get(name, True) for name in task.key) else points // 2
+    return min(most, points * sum(mine.values()) // len(mine)) if mine else 0
 
 
 def possible(lab: Lab, part: str) -> int:

@@ -14,6 +14,7 @@ from mooncake_lite.labs import sandbox
 from mooncake_lite.labs.dev_check import (
     Bench,
     dev_check,
+    key_tests_are_there,
     marks_agree,
     nothing_survives_in_a_release,
     reference_gets_all_points,
@@ -21,7 +22,7 @@ from mooncake_lite.labs.dev_check import (
 )
 from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import Lab, lab_in, labs_in
-from mooncake_lite.labs.mutants import mutants
+from mooncake_lite.labs.mutants import Mutant, mutants
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, write_archive
 from tests.mooncake_lite.labs.trees import ROOT, edit
 
@@ -78,13 +79,17 @@ def _indent(text: str) -> str:
 
 def test_a_test_that_cannot_fail_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It passes with a stub in place of the region, the worst of all mutants; the others would cost time."""
-    monkeypatch.setattr("mooncake_lite.labs.dev_check.mutants", lambda text: [STUBS["2d"]])
+    monkeypatch.setattr("mooncake_lite.labs.dev_check.mutants", lambda text: [Mutant("stub", STUBS["2d"])])
     for path in (bench.root / bench.lab.tests).glob("test_*"):
         path.unlink()
     (bench.root / bench.lab.tests / "test_2d_nothing.py").write_text(
         "def test_nothing(lab):\n    lab.ask('check', [], list)\n"
     )
-    assert list(unkilled(bench, bench.lab.task("2d"))) == ["2d nothing fails for no mutant"]
+    assert list(unkilled(bench, bench.lab.task("2d"), {})) == [
+        "2d: all tests pass with stub",
+        "2d nothing fails for no mutant",
+    ]
+    assert list(unkilled(bench, bench.lab.task("2d"), {"stub": ""})) == ["2d nothing fails for no mutant"]
 
 
 def test_marks_that_do_not_enclose_the_body_are_found(bench: Bench) -> None:
@@ -94,6 +99,17 @@ def test_marks_that_do_not_enclose_the_body_are_found(bench: Bench) -> None:
     assert list(marks_agree(bench)) == [
         "store/keys.py: the marks of 2b do not enclose the whole body of PrefixChain.extend"
     ]
+
+
+def test_key_tests_that_are_missing_too_many_or_unknown_are_found(bench: Bench) -> None:
+    task = bench.lab.task("2d")
+    for key, found in (
+        ([], "2d has 0 key tests of 8 tests"),
+        (["a_check_is_free"], "2d has no tests a_check_is_free, which lab.toml calls key tests"),
+        (task.key, None),
+    ):
+        lab = msgspec.structs.replace(bench.lab, tasks=[msgspec.structs.replace(task, key=key)])
+        assert list(key_tests_are_there(replace(bench, lab=lab))) == ([found] if found else [])
 
 
 def test_a_solution_in_another_file_keeps_a_release_from_being_made(bench: Bench) -> None:
@@ -114,8 +130,8 @@ def test_a_reference_that_loses_points_is_found(bench: Bench) -> None:
 @pytest.mark.quick
 def test_a_mutant_differs_from_its_region_in_one_place() -> None:
     made = mutants("        total = a + 1\n        if total < b:\n            return f(total, b)\n")
-    assert len(made) == len(set(made))
-    shown = {re.sub(r"\s+", " ", text).strip() for text in made}
+    assert len(made) == len({one.what for one in made}) == len({one.text for one in made})
+    shown = {re.sub(r"\s+", " ", one.text).strip() for one in made}
     assert {
         "pass if total < b: return f(total, b)",
         "total = a + 1 pass",
@@ -126,8 +142,25 @@ def test_a_mutant_differs_from_its_region_in_one_place() -> None:
         "total = a + 1 if not total < b: return f(total, b)",
         "total = a + 1 if total < b: return None",
         "total = a + 1 if total < b: return f(total)",
+        "total = a + 1 if total < b: return f(None, b)",
+        "total = a + 1 if total < b: return f(total, None)",
+        "total = a + 1 if total < b: return f(b, total)",
     } == shown
+    assert "total = a + 1 -> total = a - 1" in [one.what for one in made]
+
+
+@pytest.mark.quick
+def test_mutants_leave_out_a_condition_and_add_one() -> None:
+    made = mutants("        if a and b.c:\n            f(x=a)\n        if d < 1:\n            return\n")
+    assert {
+        "if a and b.c: -> if a:",
+        "if a and b.c: -> if b.c:",
+        "if d < 1: -> if d < 1 and a:",
+        "if d < 1: -> if d < 1 and (not b.c):",
+        "f(x=a) -> f()",
+        "f(x=a) -> f(x=None)",
+    } <= {one.what for one in made}
 
 
 def test_the_mutants_of_one_task_fail_all_of_its_tests(bench: Bench) -> None:
-    assert list(unkilled(replace(bench, root=ROOT), bench.lab.task("2c"))) == []
+    assert list(unkilled(replace(bench, root=ROOT), bench.lab.task("2c"), {})) == []

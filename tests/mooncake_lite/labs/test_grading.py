@@ -189,6 +189,25 @@ def test_the_share_of_the_points_that_tests_give_is_rounded_down() -> None:
     assert (found.public, found.private, found.points) == (6, 3, 9)
 
 
+@pytest.mark.quick
+def test_while_a_key_test_fails_at_most_half_of_the_points_of_its_tests_are_left() -> None:
+    points = Points(public=11, private=4, cost=3, tidiness=2)
+    task = msgspec.structs.replace(LAB.tasks[0], points=points, key=["3"])
+
+    def scored(failed: str, seeds: tuple[str, ...]) -> tuple[int, int, int]:
+        found = [(str(name), seed) for name in range(10) for seed in ("public", "private")]
+        cases = [
+            Case(task.id, name, seed, name != failed or seed not in seeds, "because") for name, seed in found
+        ]
+        of = score(task, Outcome(cases), [])
+        return of.public, of.private, of.points
+
+    assert scored("3", ("public", "private")) == (5, 2, 7)
+    assert scored("3", ("private",)) == (11, 2, 13)
+    assert scored("4", ("public", "private")) == (9, 3, 12)
+    assert 2 * scored("3", ("public", "private"))[2] <= points.total
+
+
 def test_without_a_sandbox_grading_stops_and_names_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def task_of(given: dict[str, Any], first: Sequence[int]) -> Task:
     task = Task.of(job)
     task.sequence.pages = list(given["pages"])
     task.sequence.num_computed = given["computed"]
-    task.problem = given["problem"]
+    task.problem, task.by_layers = given["problem"], given["by_layers"]
     return task
 
 
@@ -183,12 +183,12 @@ def oldest_first(budget: int, wanted: Sequence[int]) -> list[int]:
     return sizes
 
 
-def with_plain_shares(state: State, draft: PageDraft) -> tuple[Any, Any]:
+def with_plain_shares(state: State, draft: PageDraft, ahead: Task | None = None) -> tuple[Any, Any]:
     """Compose a pass with `oldest_first` in place of the function of 5c."""
     real = continuous.chunk_sizes
     continuous.chunk_sizes = oldest_first
     try:
-        return next_batch(state, draft, None)
+        return next_batch(state, draft, ahead)
     finally:
         continuous.chunk_sizes = real
 
@@ -208,7 +208,8 @@ def batch(inputs: dict[str, Any]) -> dict[str, Any]:
     """Compose one pass."""
     state = books_of(inputs)
     before = picture(state)
-    grow, chunks = with_plain_shares(state, PageDraft(state.pages, state.prefix))
+    ahead = next((task for task in state.prefilling if task.id[0] == inputs["ahead"]), None)
+    grow, chunks = with_plain_shares(state, PageDraft(state.pages, state.prefix), ahead)
     return {
         "grow": [{"job": each.job[0], "pages": each.pages, "copies": each.copies} for each in grow],
         "chunks": [told(chunk) for chunk in chunks],

@@ -53,7 +53,7 @@ class Rank:
             pages = self.take(count)
         given = {"name": name, "tokens": tokens, "pages": pages, "answers": running, "duty": "both"}
         given |= {"computed": tokens - 1 if running else 0, "branches": 1, "begins": 0, "load": 0}
-        given |= {"reads": True, "problem": "", **more}
+        given |= {"reads": True, "problem": "", "by_layers": False, **more}
         self.stages[stage].append(given)
         return given
 

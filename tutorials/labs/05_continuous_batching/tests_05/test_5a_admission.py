@@ -238,6 +238,23 @@ def test_one_job_at_a_time_loads_blocks_from_the_pool(lab: Judge) -> None:
     )
 
 
+def test_a_prefetch_waits_for_a_job_that_loads(lab: Judge) -> None:
+    block = lab.size.block_pages * lab.size.page_tokens
+    for duty, stage in (("prefetch", "loading"), ("both", "waiting")):
+        rank = Rank(lab, 400)
+        old, ahead, new = names(lab, 3)
+        rank.add(stage, old, 2 * block, load=2, duty=duty)
+        rank.add("waiting", ahead, 2 * block, load=2, duty="prefetch")
+        rank.add("waiting", new, block)
+        called = f"next_admissions(): {old} loads blocks, or begins to in this step; {ahead} is a prefetch"
+        lab.expect(
+            begun(admit(lab, rank, called)),
+            [old] if stage == "waiting" else [],
+            called,
+            f"one job loads at a time, prefetches too; {new} may not pass {ahead}",
+        )
+
+
 def test_jobs_whose_blocks_come_in_by_layers_do_not_hold_up_one_that_loads(lab: Judge) -> None:
     block = lab.size.block_pages * lab.size.page_tokens
     rank = Rank(lab, 400, layers=4, least=2)
@@ -291,6 +308,25 @@ def test_a_prefetch_never_holds_up_others(lab: Judge) -> None:
         f"{called} (job, pages, whether it loads)",
         "a prefetch without pages begins without and loads nothing; it has no sequence of its own",
     )
+
+
+def test_a_prefetch_leaves_the_next_pages_of_the_running_batch(lab: Judge) -> None:
+    blocks, tight = lab.random.randint(2, 3), lab.random.randint(2, 4)
+    wanted = blocks * lab.size.block_pages
+    for spare in (0, -1):
+        rank = Rank(lab, 3 * tight + wanted + spare)
+        for number in range(tight):
+            rank.add("running", f"tight{number}", rank.full(2))
+        rank.add("waiting", "ahead", wanted * rank.page_tokens, load=blocks, duty="prefetch")
+        called = (
+            f"next_admissions(): {len(rank.free)} free pages, the batch needs {tight}, a prefetch {wanted}"
+        )
+        lab.expect(
+            [(each.job, len(each.pages)) for each in admit(lab, rank, called).admissions],
+            [("ahead", 0 if spare else wanted)],
+            f"{called} (job, pages)",
+            "the pages of the batch's next tokens remain; a prefetch without pages begins without",
+        )
 
 
 def modelled(rank: Rank) -> list[str]:

@@ -45,9 +45,9 @@ class Seen(msgspec.Struct):
 PLAIN = "here chunk_sizes is a plain function: the first prompt gets all that it needs, then the next one"
 
 
-def batch(lab: Judge, rank: Rank, called: str) -> Seen:
-    """Compose one pass."""
-    seen = lab.ask("batch", rank.inputs(), Seen, called)
+def batch(lab: Judge, rank: Rank, called: str, ahead: str | None = None) -> Seen:
+    """Compose one pass. ahead: the prompt whose prefix has come in."""
+    seen = lab.ask("batch", rank.inputs(ahead=ahead), Seen, called)
     sizes, grown = dict(seen.sizes), {each.job: each.pages for each in seen.grow}
     rows = []
     for stage in ("running", "swapping", "prefilling"):
@@ -280,6 +280,22 @@ def test_prompts_that_may_not_be_computed_have_no_chunk(lab: Judge) -> None:
     rank.add("storing", "stores", 10)
     called += ", and prompts must wait while blocks are stored"
     lab.expect(batch(lab, rank, called).sizes, expected, called, "then _prompts lists none")
+
+
+def test_a_prompt_that_comes_in_by_layers_is_computed_when_it_is_ahead(lab: Judge) -> None:
+    for ahead in (None, "second"):
+        rank = Rank(lab, 400)
+        expected = answers(rank, 2)
+        for name in ("first", "second"):
+            rank.add("prefilling", name, 10, by_layers=True)
+        rank.add("prefilling", "third", 5)
+        called = f"next_batch(ahead={ahead}): the prefixes of first and second come in by layers"
+        lab.expect(
+            batch(lab, rank, called, ahead=ahead).sizes,
+            [*expected, *([("second", 10)] if ahead else []), ("third", 5)],
+            f"{called} (job, tokens)",
+            "of the prompts that come in by layers, `_prompts` lists only the one that is `ahead`",
+        )
 
 
 def test_a_prompt_ends_in_time_and_every_answer_gets_a_token_from_each_pass(lab: Judge) -> None:

@@ -1,0 +1,48 @@
+"""Survivors: mutants of a region that all of its tests let pass. `labs dev mutants` lists them.
+
+A mutant that does the same as the reference is named in `attempts/equal.toml` of the lab, with the reason.
+That folder is in no release. Explained in docs/explain/labs.md, "Mutants".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs.bench import SEEDS, Bench
+from mooncake_lite.labs.judging import Outcome
+from mooncake_lite.labs.lab import LabTask
+from mooncake_lite.labs.mutants import Mutant, mutants
+
+
+def equal_of(bench: Bench) -> dict[str, dict[str, str]]:
+    """Return {task: {mutant: why nothing can notice it}}. Raises LabError for a mutant that there is not."""
+    path = bench.root / bench.lab.folder / "attempts" / "equal.toml"
+    if not path.exists():
+        return {}
+    try:
+        found = msgspec.toml.decode(path.read_bytes(), type=dict[str, dict[str, str]])
+    except msgspec.MsgspecError as error:
+        raise LabError(f"{path}: {error}") from None
+    for task, named in found.items():
+        there = {mutant.what for mutant in mutants(bench.region(bench.lab.task(task)))}
+        if unknown := sorted(named.keys() - there):
+            raise LabError(f"{path}: {task} has no mutant {unknown[0]!r}; see labs dev mutants")
+    return found
+
+
+def unnoticed(outcome: Outcome) -> bool:
+    """Tell whether all tests have passed, at no higher cost than is allowed."""
+    return all(case.passed for case in outcome.cases) and all(
+        cost.value <= cost.limit for cost in outcome.costs
+    )
+
+
+def survivors(bench: Bench, task: LabTask, told: Callable[[], None]) -> Iterator[Mutant]:
+    """Yield the mutants that get full marks, equal ones too. told: called after each mutant."""
+    for mutant in mutants(bench.region(task)):
+        if unnoticed(bench.with_region(task, mutant.text, SEEDS, first=True)):
+            yield mutant
+        told()
