@@ -46,9 +46,10 @@ AGENTS = replace(KINDS["agents"], pause_s=240.0)
 REQUESTS, RATE = 900, 0.4
 SIZES, SMALL_S = (80, 130, 200), 60.0
 SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = (
-    *((10, {"hints": kind}) for kind in ("none", "agents", "wrong")), (3, {"hints": "random"}),
+    *((10, {"hints": kind}) for kind in ("none", "wrong")),
+    *((3, {"hints": kind}) for kind in ("agents", "random")),
     *((3, {"hints": "agents", "hint_error": error}) for error in (0.25, 0.5)),
-    *((3, {"hints": kind, "node_dram": f"{size}GB"}) for size in SIZES for kind in ("none", "agents")),
+    *((1, {"hints": kind, "node_dram": f"{size}GB"}) for size in SIZES for kind in ("none", "agents")),
     *((1, {"hints": kind, "node_dram": "45GB", "pause_s": SMALL_S}) for kind in ("none", "agents", "wrong")),
 )  # fmt: skip
 """How many seeds, and with what. Settings of the hints themselves were chosen on seed 0."""
