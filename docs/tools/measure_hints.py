@@ -41,6 +41,8 @@ from mooncake_lite.workloads.traces import BLOCK_TOKENS, Trace
 PAGE = Path(__file__).parents[1] / "explain" / "hints.md"
 RESULT = PAGE.parents[1] / "reference" / "measured" / "hints.json"
 SEEDS = (0, 1, 2)
+MANY = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
+"""Without 5: two of its requests come in one millisecond, and records would not tell them apart."""
 
 AGENTS = replace(KINDS["agents"], pause_s=240.0)
 REQUESTS, RATE = 900, 0.4
@@ -144,7 +146,7 @@ def measured(part: str) -> list[Found]:
     """Return the rows of a part."""
     if part == "live":
         return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
-    runs = [(seed, one) for seeds, one in SETTINGS for seed in range(seeds)]
+    runs = [(seed, one) for seeds, one in SETTINGS for seed in MANY[:seeds]]
     found = list[Found]()
     with processes(usable_cores(), mpi=False) as executor, counted("runs", len(runs)) as told:
         for row in executor.map(on_16_nodes, *zip(*runs)):
