@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from mooncake_lite.labs.judging import Judge
@@ -330,36 +332,72 @@ def test_a_prefetch_leaves_the_next_pages_of_the_running_batch(lab: Judge) -> No
 
 
 def modelled(rank: Rank) -> list[str]:
-    """Who begins, for jobs that share nothing and load nothing."""
-    running, prefilling = rank.stages["running"], rank.stages["prefilling"]
+    """Who begins, for jobs that share nothing and load whole prefixes at once."""
+    running, prompts = rank.stages["running"], rank.stages["prefilling"]
+    loading = rank.stages["loading"]
     free = len(rank.free) - sum((job["tokens"] - 1) % rank.page_tokens == 0 for job in running)
-    active = len(running) + sum(job["branches"] for job in prefilling)
-    prompts, found = len(prefilling), []
+    active = len(running) + sum(sequences(job) for job in (*prompts, *loading))
+    prefills, found = len(prompts) + sum(computes(job) for job in loading), []
+    busy = bool(loading)
     for job in rank.stages["waiting"]:
-        many = active > 0 and active + job["branches"] > rank.limits["sequences"]
+        many = active > 0 and active + sequences(job) > rank.limits["sequences"]
+        if many or (computes(job) and prefills >= rank.limits["prefills"]) or (job["load"] and busy):
+            break
         pages = pages_of(job["tokens"], rank.page_tokens)
-        if many or prompts >= rank.limits["prefills"] or pages > free:
+        if pages > free and job["duty"] != "prefetch":
             break
         found.append(job["name"])
-        free, active, prompts = free - pages, active + job["branches"], prompts + 1
+        active, prefills = active + sequences(job), prefills + computes(job)
+        if pages <= free:
+            free, busy = free - pages, busy or job["load"] > 0
     return found
 
 
+def sequences(job: dict[str, Any]) -> int:
+    """Sequences that a job brings into the batch."""
+    return 0 if job["duty"] == "prefetch" else int(job["branches"])
+
+
+def computes(job: dict[str, Any]) -> bool:
+    """Whether a job has a prompt to compute."""
+    return job["duty"] in ("both", "prefill")
+
+
+def random_job(lab: Judge, rank: Rank, stage: str, name: str, most_pages: int) -> None:
+    """Add a job of any duty that loads some blocks of its prompt, or none. A prefetch loads always."""
+    block = lab.size.block_pages * rank.page_tokens
+    duty = lab.random.choice(["both", "both", "decode", "prefetch"])
+    load = (
+        lab.random.choice([1, 2])
+        if duty == "prefetch" or stage == "loading"
+        else lab.random.choice([0, 0, 1])
+    )
+    tokens = max(load * block, lab.random.randint(1, most_pages * rank.page_tokens)) + (duty != "prefetch")
+    branches = 1 if duty == "prefetch" else lab.random.choice([1, 1, 2, 3])
+    rank.add(stage, name, tokens, branches=branches, duty=duty, load=load)
+
+
 def test_random_lines_begin_as_the_rules_say(lab: Judge) -> None:
-    for _ in range(12):
-        limits = {"sequences": lab.random.choice([6, 9, SEQUENCES]), "prefills": lab.random.choice([2, 4, 9])}
-        rank = Rank(lab, 60, **limits)
-        for number in range(lab.random.randint(0, 4)):
+    for _ in range(40):
+        limits = {"sequences": lab.random.choice([4, 6, SEQUENCES]), "prefills": lab.random.choice([1, 2, 9])}
+        rank = Rank(lab, 50, **limits)
+        for number in range(lab.random.choice([0, 0, 2, 4])):
             pages = lab.random.randint(1, 4)
             rank.add("running", f"old{number}", lab.random.choice([rank.full, rank.roomy])(pages))
-        for number in range(lab.random.randint(0, 2)):
-            rank.add("prefilling", f"prompt{number}", 30, branches=lab.random.randint(1, 2))
-        for name in names(lab, 8):
-            tokens = lab.random.randint(1, 14 * rank.page_tokens)
-            rank.add("waiting", name, tokens, branches=lab.random.choice([1, 1, 2, 3]))
-        line = [(job["name"], job["tokens"], job["branches"]) for job in rank.stages["waiting"]]
+        for number in range(lab.random.choice([0, 0, 1, 2])):
+            rank.add("prefilling", f"prompt{number}", 9, branches=lab.random.randint(1, 3))
+        if lab.random.random() < 0.3:
+            random_job(lab, rank, "loading", "loads", 3)
+        for name in names(lab, 6):
+            random_job(lab, rank, "waiting", name, lab.random.choice([3, 14, 60]))
+        line = [
+            (job["name"], job["tokens"], job["branches"], job["duty"], job["load"])
+            for job in rank.stages["waiting"]
+        ]
+        active = [job["name"] for stage in list(rank.stages)[:3] for job in rank.stages[stage]]
         called = (
-            f"next_admissions(): {len(rank.free)} free pages, {limits}, line (job, tokens, answers): {line}"
+            f"next_admissions(): {len(rank.free)} free pages, {limits}, active: {', '.join(active)}, "
+            f"line (job, tokens, answers, duty, blocks to load): {line}"
         )
         lab.expect(
             begun(admit(lab, rank, called)), modelled(rank), called, "the rules of the docstring, in turn"
