@@ -201,6 +201,7 @@ def told(chunk: Chunk) -> dict[str, Any]:
         "tokens": len(chunk.token_ids),
         "pages": chunk.pages,
         "draws": len(chunk.draws),
+        "prompt": chunk.prompt,
     }
 
 

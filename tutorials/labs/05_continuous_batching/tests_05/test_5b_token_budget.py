@@ -20,13 +20,14 @@ class Grown(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """A chunk. draws: next tokens that are drawn after it."""
+    """A chunk. draws: next tokens that are drawn after it; prompt: it is a part of one."""
 
     job: str
     start: int
     tokens: int
     pages: list[int]
     draws: int
+    prompt: bool
 
 
 class Seen(msgspec.Struct):
@@ -84,9 +85,9 @@ def test_every_running_sequence_has_one_token_in_the_pass(lab: Judge) -> None:
     seen = batch(lab, rank, called)
     lab.expect(seen.sizes, expected, f"{called} (job, tokens)", "one token each, the oldest sequence first")
     lab.expect(
-        [(chunk.start, chunk.draws) for chunk in seen.chunks],
-        [(job["tokens"] - 1, 1) for job in rank.stages["running"]],
-        f"{called} (first token of each chunk, tokens drawn after it)",
+        [(chunk.start, chunk.draws, chunk.prompt) for chunk in seen.chunks],
+        [(job["tokens"] - 1, 1, False) for job in rank.stages["running"]],
+        f"{called} (first token of each chunk, tokens drawn after it, whether it is of a prompt)",
         "the last token of an answer is computed, and gives the next one",
     )
 
@@ -110,9 +111,9 @@ def test_prompts_get_what_the_running_batch_leaves(lab: Judge) -> None:
         f"{left} tokens are left for prompts, and one whose share is 0 has no chunk; {PLAIN}",
     )
     lab.expect(
-        [(chunk.job, chunk.start, chunk.draws) for chunk in seen.chunks[len(expected) :]],
-        [("short", 5, 1), ("long", 0, 0)],
-        f"{called} (prompt, first token of its chunk, tokens drawn)",
+        [(chunk.job, chunk.start, chunk.draws, chunk.prompt) for chunk in seen.chunks[len(expected) :]],
+        [("short", 5, 1, True), ("long", 0, 0, True)],
+        f"{called} (prompt, first token of its chunk, tokens drawn, whether it is of a prompt)",
         "a chunk begins where the computed tokens end; only the last one gives a token",
     )
 
@@ -184,19 +185,23 @@ def test_the_last_user_of_a_shared_page_needs_no_copy(lab: Judge) -> None:
 
 
 def test_while_others_are_swapped_out_a_sequence_without_a_page_waits(lab: Judge) -> None:
-    rank = Rank(lab, 11)
-    rank.add("swapping", "leaves", rank.roomy(2))
-    rank.add("running", "first", rank.full(3))
-    rank.add("running", "second", rank.full(3))
-    rank.add("running", "third", rank.roomy(2))
-    called = "next_batch(): 1 free page; first and second need one, third does not, and another job leaves"
-    seen = batch(lab, rank, called)
-    lab.expect(
-        (seen.sizes, [each.job for each in seen.grow]),
-        ([("first", 1), ("third", 1)], ["first"]),
-        f"{called} (job and tokens; growths)",
-        "second is left out of this pass, and those after it go on",
-    )
+    for chunked in (True, False):
+        rank = Rank(lab, 11, chunked=chunked)
+        rank.add("swapping", "leaves", rank.roomy(2))
+        rank.add("running", "first", rank.full(3))
+        rank.add("running", "second", rank.full(3))
+        rank.add("running", "third", rank.roomy(2))
+        called = (
+            "next_batch(): 1 free page; first and second need one, third does not, and another job leaves"
+        )
+        called += f"; chunked={chunked}"
+        seen = batch(lab, rank, called)
+        lab.expect(
+            (seen.sizes, [each.job for each in seen.grow]),
+            ([("first", 1), ("third", 1)], ["first"]),
+            f"{called} (job and tokens; growths)",
+            "second is left out of this pass, and those after it go on",
+        )
 
 
 def test_a_sequence_that_is_left_out_still_uses_its_pages(lab: Judge) -> None:
