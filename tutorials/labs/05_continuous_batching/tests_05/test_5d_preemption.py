@@ -217,6 +217,11 @@ def test_a_prefetch_gives_way_before_all_others(lab: Judge) -> None:
     called = f"to_preempt(): {names[0]} and {names[1]} need a page, 2 are free, and a prefetch is loading"
     expect(lab, rank, [], called, "it stays while there are pages enough", 2)
     rank = Rank(lab, 6 + 1)
+    first, *others = batch(rank, ("full", 2), ("roomy", 2), ("roomy", 2))
+    rank.add("loading", "ahead", rank.page_tokens, load=1, duty="prefetch")
+    called = f"to_preempt(): of {first}, {' and '.join(others)} only {first} needs a page, 1 is free"
+    expect(lab, rank, [], f"{called}, and a prefetch is loading", "it stays while there are pages enough", 1)
+    rank = Rank(lab, 6 + 1)
     names = batch(rank, ("full", 2), ("full", 2), ("full", 2))
     rank.add("loading", "ahead", rank.page_tokens, load=1, duty="prefetch")
     called = f"to_preempt(): {', '.join(names)} need a page, none is free, and a prefetch has 1 page"
