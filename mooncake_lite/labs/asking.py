@@ -98,7 +98,7 @@ class Child:
         try:
             return msgspec.convert(said.value, kind)
         except msgspec.ValidationError as error:
-            raise Stopped(f"the answer of the region has another type than asked: {error}") from None
+            raise Stopped(f"the answer has another type than asked: {error}") from None
 
     def close(self) -> None:
         """Kill the child and what it started, and delete its files."""
@@ -164,7 +164,7 @@ class Child:
         if reason := self._confined.over():
             raise Stopped(f"it {reason}")
         if time.monotonic() > self._deadline:
-            raise Stopped(f"the tests of the task took longer than {self._task_s:g} s together")
+            raise Stopped(f"its answers took longer than {self._task_s:g} s together")
         if err in ready:
             part = os.read(err.fileno(), 1 << 16)
             self._output += len(part)

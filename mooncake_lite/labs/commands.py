@@ -136,17 +136,27 @@ def show(task: str, svg: Path | None) -> None:
 
 @labs.command("run")
 @LAB
-@click.option("--model", default="", help="Name or folder of a model. [default: that of serve]")
-def run_lab(number: int, model: str) -> int:
+@click.option(
+    "--model",
+    default="",
+    help="Name or folder of a model; -: play only what no model computes. [default: that of serve]",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw seconds and what was reused, both sides, into this SVG file.",
+)
+def run_lab(number: int, model: str, plot: Path | None) -> int:
     """Run your finished lab in the server, beside the reference.
 
-    Shows whether the tokens are equal, what was reused, and how long each part took. Exit code 1 means that
-    tokens differ. A release has no reference: there only your own code runs.
+    Shows whether tokens and counts are equal, what was reused, and how long each part took. Exit code 1 means
+    that some differ. A release has the reference's numbers in place of its code: those that do not depend on
+    the machine.
     """
     from mooncake_lite.labs.playing import play
 
     root, lab = lab_here(number)
-    return 0 if play(root, lab, model, click.echo) else 1
+    return 0 if play(root, lab, model, click.echo, plot) else 1
 
 
 @labs.command()

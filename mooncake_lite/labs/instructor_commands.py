@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.lab import find_root, lab_here, lab_in, labs_in
+from mooncake_lite.labs.lab import Lab, find_root, lab_here, lab_in, labs_in
 from mooncake_lite.labs.variant import class_of
 
 SEED = "MOONCAKE_LITE_LABS_SEED"
@@ -110,9 +110,23 @@ def release(number: int, class_name: str, seed: str, out: Path | None, autograde
     if out is not None:
         files = write(root, lab, class_name, seed, out)
         click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")
+        _add_reference(root, lab, out)
     if autograder is not None:
         write_autograder(root, lab, class_name, seed, autograder)
         click.echo(f"wrote {autograder}; it has the seed: give it to no student")
+
+
+def _add_reference(root: Path, lab: Lab, out: Path) -> None:
+    """Add the reference's numbers to a release of a lab that can be played."""
+    from mooncake_lite.labs.playing import REFERENCE, SCRIPT, write_reference
+
+    if not (out / lab.folder / SCRIPT).exists():
+        return
+    try:
+        rows = write_reference(root, lab, out)
+        click.echo(f"played the reference: {rows} rows in {lab.folder}/{REFERENCE}, for labs run")
+    except LabError as error:
+        click.echo(f"note: labs run of this release compares with nothing: {error}", err=True)
 
 
 @click.group()

@@ -1,7 +1,16 @@
 """Playing: a student's finished lab in the server, beside the reference.
 
-Used by `labs run`. play.py of the lab's folder runs once with the student's packages and once with those of
-the commit at which the lab's branch begins. Explained in docs/explain/labs.md, "Labs at work".
+Used by `labs run`. play.py of the lab's folder runs with the student's packages, and with those of the
+commit at which the lab's branch begins. A release has no such commit, but the rows of the reference, which
+`labs release` has written. Explained in docs/explain/labs.md, "Labs at work".
+
+The form of a play.py: it is called as `python play.py MODEL DATA SIZES`, and its last line is a JSON list of
+`Played`.
+
+    MODEL   name or folder; "": the default one; "-": play only the parts that no model computes
+    DATA    the folder with the data of the class; SIZES: the sizes of its variant, as JSON
+
+`labs release` calls it with "-". Rows of a release are found by `what`, so `what` has no result in it.
 """
 
 from __future__ import annotations
@@ -12,9 +21,12 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.gates import look_at
@@ -25,6 +37,12 @@ from mooncake_lite.labs.trees import git
 from mooncake_lite.labs.variant import class_of, sizes
 
 SCRIPT = "play.py"
+REFERENCE = "reference.json"
+"""In the lab's folder of a release: the rows of the reference."""
+NO_MODEL = "-"
+UNKNOWN = "-"
+BAR = 12
+"""Height of a bar of the picture, with its gap."""
 SECONDS = 900.0
 """For one tree: the model may have to be loaded and kernels compiled."""
 
@@ -35,20 +53,27 @@ class Played(msgspec.Struct, frozen=True):
     what      in a few words
     tokens    that came back, or other numbers that must be equal
     reused    tokens or blocks that were not computed again
-    said      the text of an answer; empty where there is none
+    seconds   None: not known, or without a meaning
+    said      the text of an answer; empty where there is none. The first one stands above the table
     kind      what `tokens` are: counts, times, ...
+    how       the row came about. Simulated: in virtual time, equal on every machine. Timed: on this machine
+    gain      what the idea of the lab gains, in one sentence. The last one stands below the table
     """
 
     what: str
     tokens: list[int]
     reused: int
-    seconds: float
+    seconds: float | None
     said: str
     kind: str = "tokens"
+    how: Literal["counted", "simulated", "timed"] = "timed"
+    gain: str = ""
 
 
-def play(root: Path, lab: Lab, model: str, say: Callable[[str], None]) -> bool:
-    """Play a lab on the code of a tree and on the reference. Return whether tokens and counts are equal.
+def play(root: Path, lab: Lab, model: str, say: Callable[[str], None], plot: Path | None = None) -> bool:
+    """Play a lab on the code of a tree. Return whether no row differs from that of the reference.
+
+    plot   draw both into this SVG file
 
     Raises LabError when there is nothing to play, a region is missing, or the code fails.
     """
@@ -60,30 +85,81 @@ def play(root: Path, lab: Lab, model: str, say: Callable[[str], None]) -> bool:
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         mine = played(root, lab, yours(root, lab, Path(folder) / "yours"), model, "your code")
         tree = reference(root, lab, Path(folder))
-        theirs = played(root, lab, tree, model, "the reference") if tree else mine
+        rows = played(root, lab, tree, model, "the reference") if tree else released(root, lab)
+    theirs = {one.what: one for one in rows}
     for one in [one for one in mine if one.said][:1]:
         say(f"{one.what}: {' '.join(one.said.split())}\n")
     say(compared(mine, theirs).as_text())
-    if tree is None:
-        say("this tree has no history, so no reference: both sides are your code")
-    return [one.tokens for one in mine] == [one.tokens for one in theirs]
+    for who, side in (("your code", mine), ("the reference", rows)):
+        for gain in [one.gain for one in side if one.gain][-1:]:
+            say(f"{who}: {gain}")
+    if not rows:
+        say(f"this tree has neither history nor {REFERENCE}, so your code is compared with nothing")
+    if plot is not None:
+        try:
+            plot.write_text(draw(mine, theirs), encoding="utf-8")
+        except OSError as error:
+            raise LabError(f"--plot {plot} cannot be written: {error.strerror}") from None
+    return all(one.what not in theirs or one.tokens == theirs[one.what].tokens for one in mine)
 
 
-def compared(mine: list[Played], theirs: list[Played]) -> TableTrace:
-    """Return both plays as a table."""
-    columns = ["", "compared", "reused", "reference", "seconds", "reference"]
-    rows = [
-        [
-            one.what,
-            f"{'equal' if one.tokens == other.tokens else 'DIFFERENT'} {one.kind}",
-            f"{one.reused:,}",
-            f"{other.reused:,}",
-            f"{one.seconds:.3f}",
-            f"{other.seconds:.3f}",
+def compared(mine: list[Played], theirs: dict[str, Played]) -> TableTrace:
+    """Return both plays as a table. theirs: the rows that are known of the reference, by `what`."""
+    columns = ["", "compared", "reused", "reference", "seconds", "reference", "how"]
+    rows = []
+    for one in mine:
+        other, same = theirs.get(one.what), "not compared"
+        if other is not None:
+            same = f"{'equal' if one.tokens == other.tokens else 'DIFFERENT'} {one.kind}"
+        reused = f"{other.reused:,}" if other else UNKNOWN
+        seconds = [
+            UNKNOWN if each is None or each.seconds is None else f"{each.seconds:.3f}"
+            for each in (one, other)
         ]
-        for one, other in zip(mine, theirs)
-    ]
+        rows.append([one.what, same, f"{one.reused:,}", reused, *seconds, one.how])
     return TableTrace("your code beside the reference", columns, rows)
+
+
+def draw(mine: list[Played], theirs: dict[str, Played]) -> str:
+    """Return an SVG with seconds and what was reused: dark bars are your code, light ones the reference."""
+    parts, y = list[str](), 0
+    for name in ("seconds", "reused"):
+        pairs = [[getattr(each, name, None) or 0 for each in (one, theirs.get(one.what))] for one in mine]
+        most = max(map(max, pairs)) or 1
+        y += 2 * BAR
+        parts.append(f'<text x="2" y="{y}">{name}: your code dark, the reference light</text>')
+        for one, pair in zip(mine, pairs):
+            parts.append(f'<text x="2" y="{y + 2 * BAR}">{escape(one.what)} ({one.how})</text>')
+            for value, colour in zip(pair, ("#08519c", "#9ecae1")):
+                y += BAR
+                bar = (
+                    f'x="360" y="{y - 2}" width="{300 * value / most:.0f}" height="{BAR - 2}" fill="{colour}"'
+                )
+                parts.append(f"<rect {bar}><title>{value:g}</title></rect>")
+            y += BAR // 2
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{y + 2 * BAR}" font-size="10" '
+    return "\n".join([f'{head}font-family="sans-serif">', *parts, "</svg>\n"])
+
+
+def write_reference(root: Path, lab: Lab, out: Path) -> int:
+    """Play the code of a whole tree with the data of a release, and write the rows into the release.
+
+    Seconds of this machine say nothing about a student's and are left out, as is all that a model computes.
+    Returns the number of rows. Raises LabError if the play fails.
+    """
+    rows = played(out, lab, root, NO_MODEL, "the reference")
+    rows = [replace(one, seconds=None, gain="") if one.how == "timed" else one for one in rows]
+    (out / lab.folder / REFERENCE).write_bytes(msgspec.json.encode(rows))
+    return len(rows)
+
+
+def released(root: Path, lab: Lab) -> list[Played]:
+    """Return the rows of the reference that a release has; none where there is no file of them."""
+    path = root / lab.folder / REFERENCE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Played]) if path.exists() else []
+    except msgspec.MsgspecError as error:
+        raise LabError(f"{path}: {error}; restore the file from the release") from None
 
 
 def played(root: Path, lab: Lab, tree: Path, model: str, who: str) -> list[Played]:
@@ -121,8 +197,8 @@ def yours(root: Path, lab: Lab, tree: Path) -> Path:
 
 
 def reference(root: Path, lab: Lab, folder: Path) -> Path | None:
-    """Make a tree with the packages at which the lab's branch begins; None where git knows none."""
-    if not (root / ".git").exists():
+    """Make a tree with the packages at which the lab's branch begins; None in a release."""
+    if class_of(root).lab or not (root / ".git").exists():
         return None
     archive, tree = folder / "base.tar", folder / "reference"
     base = released_base(root)

@@ -12,28 +12,28 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite import __version__
-from mooncake_lite.tools.arena.race import NODES, PROFILE, RATE, Race, Score
+from mooncake_lite.tools.arena.race import LINK_BYTES_PER_S, MIX, NODES, PROFILE, RATE, RUNS, Race, Scores
 
 BOTS = ("random", "least-loaded", "local-cache", "global-cache", "kvcache-centric")
 FILE = Path(__file__).with_name("bots.json")
 
 
 class Kept(msgspec.Struct):
-    """The file. race: what was played; scores: bot -> its score."""
+    """The file. race: what was played; scores: bot -> its scores, one of each run."""
 
     race: dict[str, float | int | str]
-    scores: dict[str, Score]
+    scores: dict[str, Scores]
 
 
 def named(race: Race) -> dict[str, float | int | str]:
     """Return all that a score depends on."""
     return {
-        "requests": race.requests, "seed": race.seed, "rate": RATE, "nodes": NODES, "profile": PROFILE,
-        "version": __version__,
+        "requests": race.requests, "seed": race.seed, "runs": RUNS, "rate": RATE, "nodes": NODES,
+        "link": LINK_BYTES_PER_S, "mix": str(MIX), "profile": PROFILE, "version": __version__,
     }  # fmt: skip
 
 
-def scores_of(race: Race, told: Callable[[], None] = lambda: None) -> dict[str, Score]:
+def scores_of(race: Race, told: Callable[[], None] = lambda: None) -> dict[str, Scores]:
     """Return the scores of all bots: those that are kept, if they are of this race.
 
     told   is called after each bot that is played
@@ -41,9 +41,14 @@ def scores_of(race: Race, told: Callable[[], None] = lambda: None) -> dict[str, 
     kept = msgspec.json.decode(FILE.read_bytes(), type=Kept)
     if kept.race == named(race):
         return kept.scores
-    found = {}
+    return played(race, told)
+
+
+def played(race: Race, told: Callable[[], None] = lambda: None) -> dict[str, Scores]:
+    """Play all bots."""
+    found: dict[str, Scores] = {}
     for bot in BOTS:
-        found[bot] = race.run(bot)
+        found[bot] = [race.run(bot, number) for number in range(RUNS)]
         told()
     return found
 
@@ -55,5 +60,5 @@ def is_kept(race: Race) -> bool:
 
 if __name__ == "__main__":
     public = Race()
-    kept = Kept(named(public), {bot: public.run(bot) for bot in BOTS})
+    kept = Kept(named(public), played(public))
     FILE.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=0) + b"\n")

@@ -16,12 +16,16 @@ from mooncake_lite.labs.sandbox import CANNOT_PROMISE, Level, required
 from mooncake_lite.tools.arena.board import draw, leaderboard, table
 from mooncake_lite.tools.arena.bots import BOTS, is_kept, scores_of
 from mooncake_lite.tools.arena.player import NAME, player_of
-from mooncake_lite.tools.arena.race import PUBLIC_SEED, REQUESTS, Race, Score
+from mooncake_lite.tools.arena.race import PUBLIC_SEED, REQUESTS, RUNS, Race, Score, Scores, Told
 
 MOST_POLICY_BYTES = 1 << 20
 
 REQUESTS_OPTION = click.option(
-    "--requests", type=click.IntRange(20, 100_000), default=REQUESTS, show_default=True
+    "--requests",
+    type=click.IntRange(20, 100_000),
+    default=REQUESTS,
+    show_default=True,
+    help=f"Requests of each of the {RUNS} runs of a race.",
 )
 
 
@@ -39,10 +43,11 @@ def play(policy: Path, requests: int, seed: int, plot: Path | None) -> None:
     """Play the policy in the file POLICY beside ours.
 
     POLICY has a function score(nodes): it returns a number for each node that prefills, and the least is
-    chosen.
+    chosen. It may keep state from one request to the next; each run begins with a new process.
     """
     race = Race(requests, seed)
-    score, forfeit = _race(_checked(policy), race, "none")
+    with bar("requests", RUNS * requests) as update:
+        score, forfeit = _race(_checked(policy), race, "none", lambda done: update(completed=done))
     if forfeit:
         raise click.ClickException(f"{policy.name} forfeits: {forfeit}")
     with counted("bots", 0 if is_kept(race) else len(BOTS)) as told:
@@ -61,7 +66,8 @@ def play(policy: Path, requests: int, seed: int, plot: Path | None) -> None:
 def run(folder: Path, requests: int, seed: int, out: Path, trusted: bool) -> None:
     """Race all policies of FOLDER, one .py file each, in the sandbox, and write a leaderboard.
 
-    A policy that raises, hangs, or answers with something else than numbers forfeits.
+    A policy that raises, hangs, or answers with something else than numbers forfeits. It may keep state
+    within a run; each run begins with a new process.
     """
     files = sorted(folder.glob("*.py"))
     if not files:
@@ -72,10 +78,10 @@ def run(folder: Path, requests: int, seed: int, out: Path, trusted: bool) -> Non
         level, why = required()
     if CANNOT_PROMISE[level]:
         click.echo(f"note: {CANNOT_PROMISE[level]}{f' ({why})' if why else ''}", err=True)
-    race, scores, forfeits = Race(requests, seed), dict[str, Score](), dict[str, str]()
+    race, scores, forfeits = Race(requests, seed), dict[str, Scores](), dict[str, str]()
     with counted("policies", len(files)) as told:
         for file in files:
-            score, forfeit = _race(_checked(file), race, level, quiet=True)
+            score, forfeit = _race(_checked(file), race, level)
             if forfeit:
                 forfeits[file.stem] = forfeit
             else:
@@ -89,15 +95,19 @@ def run(folder: Path, requests: int, seed: int, out: Path, trusted: bool) -> Non
     write_out("--out", out, leaderboard(scores, bots, forfeits, race).encode())
 
 
-def _race(policy: Path, race: Race, level: Level, *, quiet: bool = False) -> tuple[Score, str]:
-    """Play a policy. Returns its score, and why it forfeits; "" if it does not. Raises LabError."""
-    with player_of(policy, race.requests, level) as player:
-        if quiet:
-            score = race.run(NAME)
-        else:
-            with bar("requests", race.requests) as update:
-                score = race.run(NAME, lambda done: update(completed=done))
-        return score, player.forfeit
+def _race(policy: Path, race: Race, level: Level, told: Told = lambda done: None) -> tuple[Scores, str]:
+    """Play a policy. Returns its scores, and why it forfeits; "" if it does not. Raises LabError.
+
+    told   gets the number of requests that have ended, of all runs
+    """
+    scores: list[Score] = []
+    for number in range(RUNS):
+        with player_of(policy, race.requests, level) as player:
+            before = number * race.requests
+            scores.append(race.run(NAME, number, lambda done, before=before: told(before + done)))  # type: ignore[misc]
+        if player.forfeit:
+            break
+    return scores, player.forfeit
 
 
 def _checked(policy: Path) -> Path:

@@ -38,7 +38,10 @@ PACKAGES = [f"mooncake_lite/{name}__init__.py" for name in ("", "labs/", "tools/
 
 
 class Answer(msgspec.Struct):
-    """What the child returns: a score for each node, and perhaps where a prefix is fetched. None: NaN."""
+    """What the child returns: a score for each node, and perhaps where a prefix is fetched.
+
+    JSON has no NaN and no infinity: None stands for both.
+    """
 
     scores: list[float | None]
     fetch: list[bool] = []
@@ -88,7 +91,8 @@ class Player:
                 "fetches: return one score, and if any one fetch, for each node"
             )
         if not np.isfinite(np.array(found.scores, float)).all():
-            raise Stopped(f"score returned {found.scores[:8]}: return finite numbers")
+            node = found.scores.index(None)
+            raise Stopped(f"score returned NaN or infinity for node {node}: return finite numbers")
         return found
 
 
@@ -96,7 +100,9 @@ class Player:
 def player_of(policy: Path, requests: int, level: Level) -> Iterator[Player]:
     """Give a player that asks the policy in a file, and can be named in a configuration as NAME.
 
-    requests   of the race
+    Its process, and so the state that the policy keeps, lasts for one run.
+
+    requests   of the run
     level      how its process is confined
 
     Raises SandboxRefused.

@@ -112,7 +112,7 @@ SAMPLES = {
             "2a": (hostile_text("exit"), "ended with exit code 0 before it answered"),
             "2b": (hostile_text("print flood"), "printed more than 1,048,576 bytes"),
             "2c": (hostile_text("endless loop"), "used more than 6 s of processor time"),
-            "2e": (WRITES_THE_SCORE, "the answer of the region has another type"),
+            "2e": (WRITES_THE_SCORE, "the answer has another type"),
         },
         **{"2d": SURVIVOR},
     ),

@@ -150,7 +150,7 @@ def test_a_task_has_one_time_limit_for_all_of_its_tests(tree: Path, tmp_path: Pa
     edit(tree / LAB.folder / "lab.toml", "tasks = 32\n", "tasks = 32\ntask_seconds = 1\n")
     slow = text("import time", "time.sleep(0.3)", "return 1")
     (grade,) = of_one(tmp_path, {"2c": slow}, tree, check_names=False)
-    why = "the tests of the task took longer than 1 s together"
+    why = "its answers took longer than 1 s together"
     assert grade.messages == [f"2c: {why}"]
     said = list(grade.scores["2c"].failed_with("private").values())
     assert len(said) == grade.scores["2c"].tests // 2

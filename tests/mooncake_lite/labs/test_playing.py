@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from tokenizers import Tokenizer, pre_tokenizers
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.lab import Lab, lab_in
-from mooncake_lite.labs.playing import Played, compared
+from mooncake_lite.labs.playing import Played, compared, released, write_reference
+from mooncake_lite.labs.starting import write_data
 from tests.cluster.tiny import tiny_folder
 from tests.mooncake_lite.labs.sample_class import reference
-from tests.mooncake_lite.labs.trees import ROOT, edit, labs
+from tests.mooncake_lite.labs.trees import ROOT, edit, git, labs, labs_of
 
 LAB = lab_in(ROOT, 2)
 
@@ -23,7 +25,7 @@ from store.policies.sieve import SIEVE
 fifo = int("if True:" in inspect.getsource(SIEVE.victims))
 print("loading")
 print(json.dumps([{"what": "a policy", "tokens": [1], "reused": fifo, "seconds": 0.5, "said": sys.argv[1],
-                   "kind": "counts"}]))
+                   "kind": "counts", "gain": f"fifo {fifo}"}]))
 """
 """A play that starts at once, and tells which policy it has found."""
 
@@ -49,8 +51,9 @@ def test_a_play_runs_with_the_packages_of_the_student_and_with_those_of_the_base
     script = repository / LAB.folder / "play.py"
     script.write_text(QUICK)
     result = labs("run", "2", "--model", "some model")
-    row = ["a", "policy", "equal", "counts", "1", "0", "0.500", "0.500"]
-    assert result.output.splitlines()[-1].split() == row
+    row = ["a", "policy", "equal", "counts", "1", "0", "0.500", "0.500", "timed"]
+    assert row in [line.split() for line in result.output.splitlines()]
+    assert result.output.splitlines()[-2:] == ["your code: fifo 1", "the reference: fifo 0"]
     assert (result.return_value, result.output.split("\n")[0]) == (0, "a policy: some model")
     script.write_text("raise ValueError('no such block')")
     with pytest.raises(LabError, match="your code failed: ValueError: no such block; "):
@@ -67,9 +70,9 @@ def test_a_finished_lab_gives_the_tokens_of_the_reference(
     finish_lab(repository)
     result = labs("run", "2", "--model", str(model_of_words(tmp_path / "model")))
     rows = [line.split() for line in result.output.splitlines()]
-    (again,) = [row[-6:] for row in rows if row[:3] == ["second", "question", "again"]]
+    (again,) = [row[-7:] for row in rows if row[:3] == ["second", "question", "again"]]
     assert again[:4] == ["equal", "tokens", "256", "256"]
-    (trace,) = [row[-6:] for row in rows if row[:1] == ["trace,"]]
+    (trace,) = [row[-7:] for row in rows if row[:1] == ["trace,"]]
     assert trace[:2] == ["DIFFERENT", "counts"]
     assert trace[2] != trace[3]
     assert result.return_value == 1
@@ -91,9 +94,10 @@ def test_a_model_answers_with_the_attention_of_a_student(repository: Path, tmp_p
     result = labs("run", "1", "--model", str(model_of_words(tmp_path / "model")))
     rows = [row for row in result.output.splitlines() if " equal " in row or " DIFFERENT " in row]
     found = [" ".join(row.split()) for row in rows]
-    expected = ["DIFFERENT tokens", "DIFFERENT counts", "equal counts"]
+    expected = ["DIFFERENT counts", "equal counts", "DIFFERENT tokens", "equal tokens"]
     assert [words for row, words in zip(found, expected, strict=True) if words in row] == expected
-    assert "1e: 0 of 48 numbers are not those of torch" in result.output
+    assert "your code: with 1b and 1c, " in result.output
+    assert "the reference: with 1b and 1c, 32 of 32 tokens are those of the server's kernels" in result.output
     assert result.return_value == 1
 
 
@@ -107,9 +111,37 @@ def model_of_words(folder: Path) -> Path:
 
 
 @pytest.mark.quick
-def test_both_sides_stand_beside_each_other() -> None:
-    mine, theirs = Played("a", [1, 2], 64, 0.5, ""), Played("a", [1, 2], 128, 0.25, "")
-    assert compared([mine], [theirs]).rows == [["a", "equal tokens", "64", "128", "0.500", "0.250"]]
+def test_both_sides_stand_beside_each_other_and_a_missing_row_is_not_compared() -> None:
+    mine, theirs = Played("a", [1, 2], 64, 0.5, ""), Played("a", [1, 2], 128, 0.25, "", how="simulated")
+    assert compared([mine], {"a": theirs}).rows == [
+        ["a", "equal tokens", "64", "128", "0.500", "0.250", "timed"]
+    ]
+    assert compared([mine], {}).rows == [["a", "not compared", "64", "-", "0.500", "-", "timed"]]
+
+
+def test_a_release_has_the_numbers_of_the_reference_and_no_seconds_of_its_machine(tmp_path: Path) -> None:
+    """All of lab 5 is simulated. Of lab 2 the trace is counted, and what its model computes is left out."""
+    out = tmp_path / "lab-5"
+    told = labs(
+        "release", "5", "--class", "Sample class", "--seed", "a long secret", "--out", str(out)
+    ).output
+    assert "played the reference: 9 rows" in told
+    lab = lab_in(ROOT, 5)
+    write_regions(out, lab)
+    edit(out / lab.task("5c").file, "share = budget // (", "share = budget // (2 * ")
+    git(out, "init", "--quiet")  # a student's own history is no reference
+    told = labs_of(out, "run", "5", "--plot", "run.svg")
+    mine, theirs = (line for line in told.splitlines() if ": chunks: longest gap" in line)
+    assert mine.removeprefix("your code") != theirs.removeprefix("the reference")
+    assert told.count("simulated") == 9
+    assert b"chunks, budget" in (out / "run.svg").read_bytes()
+    lab = lab_in(ROOT, 2)
+    (out / lab.folder).mkdir()
+    shutil.copy(ROOT / lab.folder / "play.py", out / lab.folder)
+    write_data(ROOT, out, lab, 3)
+    assert write_reference(ROOT, lab, out) == 1
+    (row,) = released(out, lab)
+    assert (row.how, row.seconds, row.reused > 0, "SIEVE finds" in row.gain) == ("counted", None, True, True)
 
 
 @pytest.mark.quick

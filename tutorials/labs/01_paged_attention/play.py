@@ -4,9 +4,9 @@ Run by `mooncake-lite labs run 1`, once with the student's tree and once with th
 
     python play.py MODEL DATA SIZES
 
-`attend` of 1c computes the prompt and `add_tokens` of 1b the answer, in place of the server's tuned kernels.
-The kernels of 1d and 1e run in Numba's simulator, on a small batch; their seconds mean nothing. Prints a list
-of `Played` (mooncake_lite/labs/playing.py) as JSON.
+A model answers with the server's tuned kernels, and then with `attend` of 1c for the prompt and `add_tokens`
+of 1b for the answer. The kernels of 1d and 1e run in Numba's simulator, on a small batch, so their seconds
+would mean nothing. Prints a list of `Played` (mooncake_lite/labs/playing.py) as JSON.
 """
 
 from __future__ import annotations
@@ -41,30 +41,36 @@ SCALE = HEAD_DIM**-0.5
 LAUNCHES = {"1d": attention_cuda.launch_plain, "1e": attention_cuda.launch_shared}
 
 
-def played(
-    what: str, tokens: list[int], began: float, said: str = "", kind: str = "tokens"
-) -> dict[str, Any]:
-    """Return one part of the play."""
-    seconds = time.perf_counter() - began
-    return {"what": what, "tokens": tokens, "reused": 0, "seconds": seconds, "said": said, "kind": kind}
-
-
-def answered(model: str) -> dict[str, Any]:
-    """Let a model answer with the regions of 1b and 1c."""
+def answered(model: str) -> list[dict[str, Any]]:
+    """Let a model answer with the tuned kernels, and with the regions of 1b and 1c."""
+    llm = LLM(*([model] if model else []), kv_cache_bytes="256MiB", enable_prefix_caching=False)
+    tuned = answer(llm, "an answer, with the server's kernels")
     paged_pass.prefill_tiles = lambda *given: prefill_v1(*given[:9])  # type: ignore[attr-defined]
     paged_pass.decode_v3 = lambda *given: decode_v2(*given[:8])  # type: ignore[attr-defined]
     DecodePass.takes = lambda self, rows: False  # type: ignore[method-assign]
-    llm = LLM(*([model] if model else []), kv_cache_bytes="256MiB")
+    mine = answer(llm, "an answer, with 1b and 1c")
+    same = sum(one == other for one, other in zip(mine["tokens"], tuned["tokens"]))
+    times = mine["seconds"] / tuned["seconds"]
+    mine["gain"] = (
+        f"with 1b and 1c, {same} of {ANSWER_TOKENS} tokens are those of the server's kernels, in {times:.2f} "
+        "times their seconds"
+    )
+    return [mine, tuned]
+
+
+def answer(llm: LLM, what: str) -> dict[str, Any]:
+    """Ask the question."""
     llm.generate("Good morning", SamplingParams(max_tokens=2))  # the first call compiles
     began = time.perf_counter()
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0, ignore_eos=True)
     (output,) = llm.generate(QUESTION, params)
-    (answer,) = output.outputs
-    return played("an answer, with 1b and 1c", list(answer.token_ids), began, f"{QUESTION}{answer.text}")
+    (found,) = output.outputs
+    seconds, said = time.perf_counter() - began, f"{QUESTION}{found.text}"
+    return {"what": what, "tokens": list(found.token_ids), "reused": 0, "seconds": seconds, "said": said}
 
 
 def beside_torch() -> list[dict[str, Any]]:
-    """Attend with 1d and 1e. Tells how many numbers are not close to those of torch."""
+    """Attend with 1d and 1e. Says how many numbers are not close to those of torch."""
     draw = np.random.default_rng(1)
     query = draw.standard_normal((NEW, HEADS, HEAD_DIM), np.float32)
     caches = draw.standard_normal((2, PAGES, KV_HEADS, PAGE_TOKENS, HEAD_DIM), np.float32)
@@ -76,18 +82,23 @@ def beside_torch() -> list[dict[str, Any]]:
     expected = scaled_dot_product_attention(mine, keys, values, sees, enable_gqa=True).transpose(0, 1).numpy()
     seen = []
     for name, launch in LAUNCHES.items():
-        began = time.perf_counter()
         arrays, out = [cuda.to_device(each) for each in given], cuda.to_device(np.zeros_like(query))
         launch(*arrays, SCALE, out, NO_WINDOW)
         wrong = int((~(np.abs(out.copy_to_host() - expected) < CLOSE)).sum())
-        what = f"{name}: {wrong} of {out.size} numbers are not those of torch"
-        seen.append(played(what, [wrong], began, kind="counts"))
+        seen.append(
+            {
+                "what": f"{name} beside torch", "tokens": [wrong], "reused": 0, "seconds": None, "said": "",
+                "kind": "counts", "how": "counted",
+                "gain": f"{wrong} of {out.size} numbers of {name} are not those of torch",
+            }
+        )  # fmt: skip
     return seen
 
 
 def main() -> None:
     """Play everything."""
-    print(json.dumps([answered(sys.argv[1]), *beside_torch()]))
+    model = sys.argv[1]
+    print(json.dumps([*beside_torch(), *(answered(model) if model != "-" else [])]))
 
 
 if __name__ == "__main__":

@@ -195,8 +195,13 @@ def summary(data: Path, sizes: dict[str, int]) -> None:
             ("mean time to the first token", statistics.mean(played.first_tokens)),
         ):
             row = {"what": f"{name}: {what}", "tokens": tokens, "reused": played.reused, "seconds": seconds}
-            rows.append({**row, "said": ""})
+            rows.append({**row, "said": "", "how": "simulated"})
     rows[0]["said"] = " ".join(said)
+    gaps, firsts = ([rows[index + side]["seconds"] for side in (0, 3)] for index in (0, 2))
+    rows[0]["gain"] = (
+        f"chunks: longest gap {gaps[0] / gaps[1]:.1f} times shorter, first tokens "
+        f"{100 * abs(firsts[1] / firsts[0] - 1):.0f} % {'later' if firsts[1] > firsts[0] else 'earlier'}"
+    )
     print(json.dumps(rows))
 
 

@@ -11,12 +11,20 @@ import pytest
 
 from mooncake_lite.cli import main
 from mooncake_lite.tools.arena import bots
-from mooncake_lite.tools.arena.board import leaderboard
+from mooncake_lite.tools.arena.board import BEST, leaderboard
 from mooncake_lite.tools.arena.player import NAME, player_of
-from mooncake_lite.tools.arena.race import Race, Score
+from mooncake_lite.tools.arena.race import Race, Score, goodput
 from scheduler.placement import POLICIES
 
 RACE = Race(40, 3)
+
+
+@pytest.fixture
+def known_bots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play no policy of ours."""
+    known = {BEST: [Score(9.0, 0.5, 1.0, [0.0])] * 5}
+    monkeypatch.setattr("mooncake_lite.tools.arena.command.scores_of", lambda race, told: known)
+
 
 LEAST_LOADED = "def score(nodes):\n    return nodes.queue_s\n"
 GLOBAL_CACHE = """
@@ -35,12 +43,12 @@ def policy(folder: Path, text: str, name: str = "mine.py") -> Path:
 
 @cache
 def ours(policy: str) -> Score:
-    return RACE.run(policy)
+    return RACE.run(policy, 0)
 
 
-def raced(file: Path, race: Race = RACE) -> tuple[Score, str]:
-    with player_of(file, race.requests, "none") as player:
-        return race.run(NAME), player.forfeit
+def raced(file: Path) -> tuple[Score, str]:
+    with player_of(file, RACE.requests, "none") as player:
+        return RACE.run(NAME, 0), player.forfeit
 
 
 @pytest.mark.quick
@@ -61,8 +69,11 @@ def test_a_policy_may_fetch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("def score(nodes): return [float('nan')] * 4", "return finite numbers"),
-        ("def score(nodes): return [1e999] * 4", "return finite numbers"),
+        (
+            "def score(nodes): return [1, float('nan'), 2, 3]",
+            "NaN or infinity for node 1: return finite numbers",
+        ),
+        ("def score(nodes): return [1e999] * 4", "NaN or infinity for node 0: return finite numbers"),
         ("def score(nodes): return [1, 2]", "there are 4 nodes; score returned 2 scores and 0 fetches"),
         ("def score(nodes): return nodes.near, [True]", "4 scores and 1 fetches"),
         ("def score(nodes): return 1 / 0", "ZeroDivisionError: division by zero in policy.py:1"),
@@ -76,6 +87,7 @@ def test_a_policy_may_fetch(tmp_path: Path) -> None:
 def test_a_policy_that_answers_badly_forfeits_with_the_reason(text: str, reason: str, tmp_path: Path) -> None:
     score, forfeit = raced(policy(tmp_path, text))
     assert reason in forfeit
+    assert "region" not in forfeit
     assert math.isfinite(score.goodput_rps)
 
 
@@ -94,27 +106,57 @@ def test_a_policy_sees_columns_alone_and_cannot_change_ours(tmp_path: Path) -> N
 
 
 @pytest.mark.quick
+def test_a_policy_may_keep_state_within_a_run_and_not_beyond(
+    tmp_path: Path, known_bots: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "seen = []\ndef score(nodes):\n    seen.append(1)\n    assert len(seen) <= 20\n    return [1] * 4\n"
+    )
+    assert main(["arena", "play", str(policy(tmp_path, text)), "--requests", "20"]) == 0
+    text = text.replace("<= 20", "< 20")
+    assert main(["arena", "play", str(policy(tmp_path, text)), "--requests", "20"]) == 2
+    assert "mine.py forfeits: AssertionError" in capsys.readouterr().err
+
+
+@pytest.mark.quick
 def test_the_kept_scores_are_of_the_public_race_and_in_the_order_of_the_paper() -> None:
     assert bots.is_kept(Race())
     assert not bots.is_kept(RACE)
-    found = [bots.scores_of(Race())[bot].goodput_rps for bot in bots.BOTS]
-    assert found[:4] == sorted(found[:4])
+    kept = bots.scores_of(Race())
+    means = [goodput(kept[bot])[0] for bot in bots.BOTS]
+    assert means == sorted(means)
+    assert len(set(means)) == len(bots.BOTS)
+
+
+@pytest.mark.quick
+def test_bots_play_every_run_of_a_race_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bots, "BOTS", ("random",))
+    (scores,) = bots.scores_of(Race(20, 3)).values()
+    assert len({one.ttft_s for one in scores}) == len(scores) == 5
+
+
+@pytest.mark.quick
+def test_goodput_is_a_mean_with_the_interval_of_student() -> None:
+    """For 1 to 5 the deviation is sqrt(2.5), and t(0.95, 4) = 2.132."""
+    mean, half = goodput([Score(one, 0.5, 1.0, []) for one in (1.0, 2.0, 3.0, 4.0, 5.0)])
+    assert (mean, round(half, 2)) == (3.0, 1.51)
 
 
 def test_the_kept_scores_are_what_the_bots_come_to(soak: int) -> None:
     if soak == 1:
         pytest.skip("make soak plays the public race")
-    kept = bots.scores_of(Race())
-    assert kept == {bot: Race().run(bot) for bot in bots.BOTS}
+    assert bots.scores_of(Race()) == bots.played(Race())
 
 
 @pytest.mark.quick
-def test_a_student_plays_beside_our_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_student_plays_beside_our_policies(
+    tmp_path: Path, known_bots: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     plot = tmp_path / "race.svg"
     words = ["arena", "play", str(policy(tmp_path, LEAST_LOADED)), "--requests", "30", "--plot", str(plot)]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("mine.py", *bots.BOTS))
+    assert all(name in out for name in ("mine.py", BEST, "0 of 5", "9.000"))
     assert b"mine.py" in plot.read_bytes()
 
 
@@ -145,7 +187,9 @@ def test_a_forfeit_of_ones_own_policy_is_an_error(tmp_path: Path, capsys: pytest
     assert "mine.py forfeits: ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_class_races_in_the_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_races_in_the_sandbox(
+    tmp_path: Path, known_bots: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     policies = tmp_path / "class"
     policies.mkdir()
     policy(policies, GLOBAL_CACHE, "<b>ada.py")
@@ -163,16 +207,20 @@ def test_a_class_races_in_the_sandbox(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.quick
 def test_places_are_those_of_the_class_alone() -> None:
-    def score(goodput: float) -> Score:
-        return Score(goodput, 0.5, 1.0, [0.0])
+    def scores(*found: float) -> list[Score]:
+        return [Score(one, 0.5, 1.0, [0.0]) for one in found]
 
-    page = leaderboard({"a": score(2.0), "b": score(4.0)}, {"bot": score(3.0)}, {"c": "no <reason>"}, RACE)
-    assert page.index("<td>1</td><td>b</td>") < page.index("<td></td><td>bot (ours)</td>")
-    assert page.index("bot (ours)") < page.index("<td>2</td><td>a</td>")
+    theirs = {"a": scores(1.0, 3.5), "b": scores(4.0, 5.0)}
+    page = leaderboard(theirs, {BEST: scores(3.0, 3.0)}, {"c": "no <reason>"}, RACE)
+    assert page.index("<td>1</td><td>b</td>") < page.index(f"<td></td><td>{BEST} (ours)</td>")
+    assert page.index(f"{BEST} (ours)") < page.index("<td>2</td><td>a</td>")
+    assert "<td>2</td><td>a</td><td>2.250</td><td>2.665</td><td>1 of 2</td>" in page
     assert "c: no &lt;reason&gt;" in page
 
 
 @pytest.mark.quick
 def test_equal_seeds_are_equal_races_and_other_seeds_other_ones() -> None:
-    assert msgspec.json.encode(RACE.run("random")) == msgspec.json.encode(ours("random"))
-    assert ours("random") != Race(40, 4).run("random")
+    assert msgspec.json.encode(RACE.run("random", 0)) == msgspec.json.encode(ours("random"))
+    assert (
+        len({ours("random").ttft_s, RACE.run("random", 1).ttft_s, Race(40, 4).run("random", 0).ttft_s}) == 3
+    )

@@ -10,7 +10,8 @@ from mooncake_lite.workloads.traces import BLOCK_TOKENS, TraceRequest
 
 QUESTION_BLOCKS = 4
 """New blocks of each question about a document."""
-DOCUMENTS = 40
+DOCUMENTS = 12
+"""So few that the nodes that have the popular ones send them again and again."""
 CONVERSATIONS = 320
 """Requests of the first trace."""
 LONG_PROMPTS = 440
