@@ -298,11 +298,20 @@ class Dispatcher:
             self.copies.on_prefill(record, now)
 
     def prefetch(self, record: RequestRecord, now: float) -> None:
-        """Let the decode rank of a prompt load the blocks that the pool has of it.
+        """Let the decode rank of a prompt load the blocks that the pool has of it, if a hint pays.
 
-        A hint names all blocks that are there. The next one follows when at least an eighth of the missing
-        blocks has been added.
+            record   of a request whose prompt is computed; `record.present` is its try
+
+        The prompt fills the blocks of `present.load` and `present.store`, in this order. A hint is the effect
+        Prefetch for `present.decode`. It names all blocks that can be read by now, from the first one on
+        (`self.room.written`), so a hint for every new block would name most blocks again and again. It pays
+        when there are new blocks since the last hint to this rank, and they are at least an eighth of those
+        that this rank did not know then. `present.hinted` says how many blocks each decode rank was told of.
+
+        No hint is sent where prefetches are off (`self._prefetches`), to a request that has no keys, because
+        no other request may read its blocks, or to one without a place: `self._state` does not know it.
         """
+        # labs:begin 6a
         has_place = record.request_id in self._state  # it may have lost its decode rank
         blocks = self.room.written(record, now) if self._prefetches and has_place and record.keys else []
         present = record.present
@@ -312,6 +321,7 @@ class Dispatcher:
             present.hinted[present.decode] = len(blocks)
             num_tokens = len(blocks) * self._block_tokens
             self._emit(fx.Prefetch(present.decode, record.request_id, record.attempt, blocks, num_tokens))
+        # labs:end 6a
 
     def _sources(self, record: RequestRecord) -> list[int]:
         """List the other nodes that a prefill reads from."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from mooncake_lite.engine.contract import ComputeEngine
 from mooncake_lite.engine.flights import BAD, CANCEL_LIMIT_S, TRANSFER_LIMIT_S
+from mooncake_lite.engine.leaving import Leaving, Send, Take, Wait, next_act
 from mooncake_lite.engine.staging import StagingBlocks
 from mooncake_lite.messages import BlockRef
 from mooncake_lite.model.layer_hook import LayerHook
@@ -138,53 +139,62 @@ class Outgoing:
         self._engine, self._staging, self._transfers, self._group = engine, staging, transfers, group
         self.job: JobId = group.job
         self._done = threading.Condition()
-        self._layers, self._aborted = 0, False
+        layers = staging.layout.layers
+        self._at = Leaving(layer_groups(layers, staging.half_blocks * layers // 2 // len(group.places)))
 
     def reached(self, layers: int) -> None:
         """Note that so many layers are computed. A pass that is done again begins with fewer."""
         with self._done:
-            self._layers = max(layers, self._layers)
+            self._at.reached = max(layers, self._at.reached)
             self._done.notify()
 
     def abort(self) -> None:
         """Note that the pass has failed: the other layers hold nothing that may leave."""
         with self._done:
-            self._aborted = True
+            self._at.aborted = True
             self._done.notify()
 
     def run(self) -> TransferEnded:
         """Copy and write the blocks, a group of layers after the other. Returns when all have left, or none
         will after an abort."""
-        staging, group = self._staging, self._group
-        layout, count = staging.layout, len(group.places)
+        at, half, problem = self._at, self._group.half, ""
         flying: deque[Batch] = deque()
-        sums: list[list[int]] = [[] for _ in group.places]
+        sums: list[list[int]] = [[] for _ in self._group.places]
+        moves: list[Transfer] = []
         try:
-            room = staging.half_blocks * layout.layers // 2 // count
-            for number, layers in enumerate(layer_groups(layout.layers, room)):
-                if not self._may_leave(layers):
-                    return TransferEnded(group.half, "its pass has failed", any([*map(_end, flying)]))
-                if len(flying) > 1:
+            while (act := self._wait_for_act()) is not None:
+                if isinstance(act, Take):
+                    moves, at.taken = self._take(act, sums), at.taken + 1
+                elif isinstance(act, Send):
+                    flying.append(self._transfers.submit(moves, ("store KV", self.job[0])))
+                    at.begun, at.flying = at.begun + 1, at.flying + 1
+                else:
                     flying[0].wait(TRANSFER_LIMIT_S)
                     flying.popleft()
-                parts = staging.part(group.half, count, layers, number % 2)
-                self._engine.store_blocks(group.pages, parts, layers)
-                for some, part in zip(sums, parts):
-                    some += map(checksum, part)
-                moves = _moves("write", parts, group.places, layers, layout.layer_nbytes)
-                flying.append(self._transfers.submit(moves, ("store KV", group.job[0])))
-            for batch in flying:
-                batch.wait(TRANSFER_LIMIT_S)
+                    at.flying -= 1
+            if at.taken == len(at.groups):
+                return TransferEnded(half, sums=sums)
+            problem = "its pass has failed"
         except TransferError as error:
-            late = [_end(batch) for batch in flying]
-            return TransferEnded(group.half, str(error), any(late))
-        return TransferEnded(group.half, sums=sums)
+            problem = str(error)
+        return TransferEnded(half, problem, any([*map(_end, flying)]))
 
-    def _may_leave(self, layers: slice) -> bool:
-        """Wait until layers are computed. False: their pass has failed."""
+    def _wait_for_act(self) -> Take | Send | Wait | None:
+        """Return the next act of the copying thread. It waits here for the pass."""
+        at = self._at
         with self._done:
-            self._done.wait_for(lambda: self._layers >= layers.stop or self._aborted)
-            return self._layers >= layers.stop
+            while (act := next_act(at)) == Wait("computed"):
+                self._done.wait()
+            return act
+
+    def _take(self, act: Take, sums: list[list[int]]) -> list[Transfer]:
+        """Copy layers out of their pages, and add their checksums. Returns the transfers of the copies."""
+        group, layers = self._group, act.layers
+        parts = self._staging.part(group.half, len(group.places), layers, act.part)
+        self._engine.store_blocks(group.pages, parts, layers)
+        for some, part in zip(sums, parts):
+            some += map(checksum, part)
+        return _moves("write", parts, group.places, layers, self._staging.layout.layer_nbytes)
 
 
 class MovingHook(LayerHook):

@@ -12,13 +12,29 @@ from scheduler.instance.task import Task
 
 
 def next_writes(state: State, tasks: Iterable[Task], free_halves: list[int]) -> list[WriteGroup]:
-    """Choose the groups of these tasks to be written next, as many as there are free halves.
+    """Choose the groups of blocks that leave next, while steps go on: as many as there are free halves.
 
-    Takes the halves out of free_halves.
+        tasks         whose blocks leave, in this order; nothing of them is changed
+        free_halves   numbers of the halves that no other group uses. Each group takes the first one out: when
+                      none is left, the other blocks wait in their pages
+
+    `task.out` lists the blocks that a task writes, as (number in its sequence, place). Those before
+    `task.copied` have begun to leave. Of a task in `state.prefilling` only blocks whose tokens are all
+    computed may leave. The first len(task.job.load) blocks of its sequence came from the pool; those of
+    `task.out` follow. Any other task has computed all of them, also the last one, which may not be full. None
+    leaves of a task that has a `problem`.
+
+    A group holds at most `state.staging.half_blocks` blocks of one task, one after the other. A task may
+    begin several groups. `first` of a group is the place of its first block in `task.out`, `numbers` are
+    those of its blocks. `state.block_pages(task, number, 1)` names the pages of a block.
     """
+    # labs:begin 6b
     groups = []
     for task in tasks:
-        begin, ready = task.copied, state.ready(task)
+        begin, ready = task.copied, len(task.out)
+        if task in state.prefilling:
+            full = task.sequence.num_computed // state.block_tokens - len(task.job.load)
+            ready = min(full, ready)
         while free_halves and begin < ready and not task.problem:
             group = task.out[begin : min(ready, begin + state.staging.half_blocks)]
             pages = [page for number, _ in group for page in state.block_pages(task, number, 1)]
@@ -27,6 +43,7 @@ def next_writes(state: State, tasks: Iterable[Task], free_halves: list[int]) -> 
             groups.append(WriteGroup(half, pages, list(places), task.id, begin, numbers=numbers))
             begin += len(group)
     return groups
+    # labs:end 6b
 
 
 def next_ahead(state: State, free_halves: list[int]) -> tuple[Task | None, LayerLoad | None]:
@@ -52,27 +69,36 @@ def next_behind(
 ) -> list[WriteGroup]:
     """Choose the last blocks of prompts that leave by layers behind the pass that ends their computing.
 
-    A half takes the same layers of all blocks, twice: one part is filled while the other one leaves.
+        chunks        of the pass. The last chunk of a prompt draws tokens; chunks of the running batch do too
+        writes        the other groups of the step: they have begun, and `task.copied` does not know of them
+        free_halves   as in `next_writes`
 
-    writes   the other groups of the step
+    All blocks of a prompt that have not begun to leave are one group, with `behind`. It uses one half, and
+    the two parts of the half in turn: one part is filled while the other one leaves. A part takes some
+    layers of all the blocks, at least one layer of `state.limits.layers`. So a half has space for
+    `half_blocks * layers // 2` blocks. A group with more, or with fewer than `state.limits.least`, does not
+    leave by layers: `next_writes` chooses its blocks after the pass.
+
+    Returns groups in the order of the chunks, without `numbers`. Other fields: as in `next_writes`.
     """
-    groups: list[WriteGroup] = []
-    ended = [chunk for chunk in chunks if chunk.prompt and chunk.draws]
-    if not ended:
-        return groups
+    # labs:begin 6c
+    groups = []
     begun = Counter[JobId]()
     for write in writes:
         begun[write.job] += len(write.places)
     most = state.staging.half_blocks * state.limits.layers // 2
-    for chunk in ended:
+    for chunk in chunks:
+        if not (free_halves and chunk.prompt and chunk.draws):
+            continue
         task = state.tasks[chunk.job]
         begin = task.copied + begun[task.id]
-        count = len(task.out) - begin
-        if free_halves and state.limits.least <= count <= most:
-            pages = [page for number, _ in task.out[begin:] for page in state.block_pages(task, number, 1)]
-            places = [place for _, place in task.out[begin:]]
+        last = task.out[begin:]
+        if state.limits.least <= len(last) <= most:
+            pages = [page for number, _ in last for page in state.block_pages(task, number, 1)]
+            places = [place for _, place in last]
             groups.append(WriteGroup(free_halves.pop(0), pages, places, task.id, begin, behind=True))
     return groups
+    # labs:end 6c
 
 
 def next_reads(state: State, task: Task | None, first: int, free_halves: list[int]) -> list[ReadGroup]:

@@ -16,7 +16,7 @@ from scheduler.instance.events import Moved
 from scheduler.instance.faults import Attempt, end_job, fail_job, faults_of, not_finite
 from scheduler.instance.job import DECODE, PREFILL
 from scheduler.instance.outcomes import Outcome
-from scheduler.instance.state import ANSWER_S, Put, State
+from scheduler.instance.state import Put, State
 from scheduler.instance.step import NO_TOKEN, Chunk, Fault, Late, LayerLoad, Result, TransferEnded
 from scheduler.instance.swap import overdue, preempt, recompute, swapped
 from scheduler.instance.task import Task
@@ -68,7 +68,7 @@ def apply(state: State, result: Result, now: float) -> list[Outcome]:
     for put in result.puts:
         said.append(_put_ended(state, put))
     if state.puts:
-        _drop_overdue(state, now)
+        state.drop_overdue_puts(now)
     return said + overdue(state, now) if state.swapping else said
 
 
@@ -122,22 +122,17 @@ def _loaded(state: State, task: Task, now: float) -> list[Outcome]:
 
 
 def _came_in(state: State, load: LayerLoad, result: Result, now: float) -> list[Outcome]:
-    """Apply the end of a load by layers. If it has failed, its blocks are computed."""
+    """Apply the end of a load by layers."""
     task, lost = state.tasks[load.job], result.lost
-    task.by_layers = False
     task.load_s = now - task.load_began - result.compute_s
-    if lost is None:
-        blocks, task.read, task.landed = task.to_load - task.landed, task.to_load, task.to_load
-        return [outcomes.Loaded(task.id, task.load_s, task.shared, blocks, beside=True)]
-    for half in load.halves:
-        state.staging.free(half, now + LATE_S if lost.may_still_land else 0.0)
-    task.to_load = task.landed
-    state.prefilling.remove(task)
-    said: list[Outcome] = [outcomes.BadBlocks(lost.bad)] if lost.bad else []
-    return said + _loaded(state, task, now)
-
-
-# ----------------------------------------------------------------------------------- computing
+    if lost is not None:
+        for half in load.halves:
+            state.staging.free(half, now + LATE_S if lost.may_still_land else 0.0)
+        said: list[Outcome] = [outcomes.BadBlocks(lost.bad)] if lost.bad else []
+        return said + _read_failed(state, task, task.landed, lost.problem, now)
+    task.by_layers = False
+    blocks, task.read, task.landed = task.to_load - task.landed, task.to_load, task.to_load
+    return [outcomes.Loaded(task.id, task.load_s, task.shared, blocks, beside=True)]
 
 
 def _leapt(state: State, result: Result, faults: dict[Attempt, Fault], now: float) -> list[Outcome]:
@@ -342,9 +337,6 @@ def _leave(state: State, task: Task) -> list[Outcome]:
     return [outcomes.Ended(task.id, "finished", task.sequence.answered)]
 
 
-# ----------------------------------------------------------------------------------- blocks
-
-
 def _save(state: State, result: Result, now: float) -> list[Outcome]:
     """Offer the blocks that are in slots now, and end the tasks that waited for that."""
     saves = result.step.saves
@@ -390,18 +382,37 @@ def _half_ended(state: State, ended: TransferEnded, now: float) -> list[Outcome]
 
 
 def _read_failed(state: State, task: Task, first: int, problem: str, now: float) -> list[Outcome]:
-    """Read a group once more. If that fails too, compute its blocks and the later ones, or fail."""
-    task.failed_reads += 1
-    if task.failed_reads <= MOST_READ_AGAIN:
-        task.read = first
-        return []
-    if task.is_prefetch:
-        return [preempt(state, task, now)]
-    if PREFILL not in task.job.duties:
-        state.loading = None
-        return _fail(state, task, problem)
+    """Go on with a task after blocks have not come from the pool, or with other bytes than were put there.
+
+        first    block of job.load with which the failed transfer begins; problem: why it failed, for `_fail`
+
+    - `task.by_layers`: the pass beside which they came has computed nothing. The task leaves `prefilling`, is
+      not by layers any more, and computes the blocks. There is no second try.
+    - Otherwise the failure counts (`failed_reads`). Up to MOST_READ_AGAIN of them, the blocks are read again:
+      reading goes on at `task.read`. After that a prefetch gives up (`preempt`), and a task that only decodes
+      leaves `state.loading` and fails (`_fail`). A task with a prompt computes the blocks.
+
+    To compute blocks `first` and later, a task wants none of them: `to_load` and `read` say so. It goes on at
+    once (`_loaded`) if all blocks before are in its pages (`landed`), else when the last of them has landed.
+    Returns the outcomes of the functions that it calls.
+    """
+    # labs:begin 6e
+    if task.by_layers:
+        task.by_layers = False
+        state.prefilling.remove(task)
+    else:
+        task.failed_reads += 1
+        if task.failed_reads <= MOST_READ_AGAIN:
+            task.read = first
+            return []
+        if task.is_prefetch:
+            return [preempt(state, task, now)]
+        if PREFILL not in task.job.duties:
+            state.loading = None
+            return _fail(state, task, problem)
     task.read = task.to_load = first
     return _loaded(state, task, now) if task.landed == first else []
+    # labs:end 6e
 
 
 def _write_failed(state: State, task: Task) -> list[Outcome]:
@@ -422,15 +433,6 @@ def _fail(state: State, task: Task, problem: str) -> list[Outcome]:
     if task.fault is not None:
         return end_job(state, task.fault, task.may_still_write)
     return [outcomes.Failed(task.id, f"KV could not be moved: {problem}", task.may_still_write)]
-
-
-def _drop_overdue(state: State, now: float) -> None:
-    """Free the slots of offers without an answer. One that comes later changes nothing."""
-    for number, put in list(state.puts.items()):
-        if put.places is None and put.asked_at + ANSWER_S <= now:
-            del state.puts[number]
-            state.staging.free_slots += put.slots
-            state.dropped_puts += len(put.slots)
 
 
 def _put_ended(state: State, ended: TransferEnded) -> outcomes.PutFinished:

@@ -122,6 +122,14 @@ class State:
         free_from = [time for time in self.staging.free_from if time > now] if self.busy else []
         return min([*(time + ANSWER_S for time in asked), *free_from], default=inf)
 
+    def drop_overdue_puts(self, now: float) -> None:
+        """Free the slots of offers without an answer. One that comes later changes nothing."""
+        for number, put in list(self.puts.items()):
+            if put.places is None and put.asked_at + ANSWER_S <= now:
+                del self.puts[number]
+                self.staging.free_slots += put.slots
+                self.dropped_puts += len(put.slots)
+
     @property
     def num_active(self) -> int:
         """Return the number of sequences that are loaded, prefilled or decoded."""
@@ -154,13 +162,6 @@ class State:
         for task in itertools.chain(self.leaving, self.swapping, self.running, self.prefilling):
             if task.job.offers:
                 yield task
-
-    def ready(self, task: Task) -> int:
-        """Return how many blocks of task.out can be written: while a prompt is computed, its full ones."""
-        if task not in self.prefilling:
-            return len(task.out)
-        full = task.sequence.num_computed // self.block_tokens - len(task.job.load)
-        return max(0, min(full, len(task.out)))
 
     def blocks_in(self, pages: Seq[int]) -> int:
         """Return how many whole blocks these pages hold."""

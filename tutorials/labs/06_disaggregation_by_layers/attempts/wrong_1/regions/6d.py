@@ -1,0 +1,10 @@
+    if at.begun < at.taken:
+        return Send()
+    if at.flying:
+        return Wait("sent")
+    if at.taken == len(at.groups):
+        return None
+    layers = at.groups[at.taken]
+    if layers.stop > at.reached:
+        return None if at.aborted else Wait("computed")
+    return Take(layers, at.taken % 2)

@@ -1,0 +1,8 @@
+    if at.begun < at.taken:
+        return Send()
+    if at.taken == len(at.groups):
+        return Wait("sent") if at.flying else None
+    layers = at.groups[at.taken]
+    if layers.stop > at.reached:
+        return None if at.aborted else Wait("computed")
+    return Take(layers, at.taken % 2)
