@@ -7,6 +7,7 @@ test_autograder.py run it as root without CAP_SYS_ADMIN. Explained in docs/how-t
 from __future__ import annotations
 
 import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,20 +15,21 @@ from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import Lab
 from mooncake_lite.labs.release import release, template
 
-PACKAGES = ("click", "jinja2", "ml_dtypes", "msgspec", "numba", "numpy", "pytest", "pyzmq", "ruff", "xxhash")
-"""What grading imports. constraints.txt of the release has their versions."""
-COMPILER = "numba-cuda[cu13]"
-"""Lowers kernels to PTX, without a GPU."""
 SCRIPTS = ("setup.sh", "run_autograder")
 
 
-def packages(lab: Lab) -> list[str]:
-    """Return what setup.sh asks pip for. torch is not among it: no lab computes with it."""
-    return [*PACKAGES, *([COMPILER] if any(task.kernels for task in lab.tasks) else [])]
+def packages(root: Path, lab: Lab) -> list[str]:
+    """Return what setup.sh asks pip for: a group of pyproject.toml, or two where a lab has kernels."""
+    groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    return [*groups["grading"], *(groups["kernels"] if any(task.kernels for task in lab.tasks) else [])]
 
 
-def write_autograder(root: Path, lab: Lab, class_name: str, seed: str, out: Path) -> None:
+def write_autograder(
+    root: Path, lab: Lab, class_name: str, seed: str, out: Path, *, show_all: bool = False
+) -> None:
     """Write the zip: a release, the seed, and the two scripts that Gradescope calls.
+
+    show_all   show a student every part of the result at once, not the public tests alone
 
     Raises LabError if it cannot be written, and for what `release` refuses.
     """
@@ -41,7 +43,8 @@ def write_autograder(root: Path, lab: Lab, class_name: str, seed: str, out: Path
                     archive.write(path, name)
                 _add(archive, "seed", seed, 0o600)
                 for name in SCRIPTS:
-                    _add(archive, name, template(name, lab=lab, packages=packages(lab)), 0o700)
+                    text = template(name, lab=lab, packages=packages(root, lab), show_all=show_all)
+                    _add(archive, name, text, 0o700)
         except OSError as error:
             raise LabError(f"--autograder {out} cannot be written: {error.strerror}") from None
 

@@ -7,22 +7,27 @@ that all is well: private seeds and the report are not its business. Explained i
 from __future__ import annotations
 
 import re
+import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from mooncake_lite.errors import LabError
+from mooncake_lite.labs import regions
 from mooncake_lite.labs.child import file_digest
 from mooncake_lite.labs.gates import look_at, outside_of
 from mooncake_lite.labs.judging import Counted, Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import Lowered, device, lower
 from mooncake_lite.labs.notes import read_notes, write_notes
+from mooncake_lite.labs.regions import stripped
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import TaskScore, not_run, possible, score, sum_of
 from mooncake_lite.labs.tidy import untidy
+from mooncake_lite.labs.trees import child_files, copied
 from mooncake_lite.labs.variant import class_of
 
 PREDICTION = "prediction.toml"
@@ -39,38 +44,81 @@ def check(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Say, *, gpu: bool
     gpu: run kernels on a GPU too. Raises LabError when nothing can be tested.
     """
     predictions = read_prediction(root, lab)
-    sources = {task.file: _source(root, task.file) for task in tasks}
-    states = {task.id: look_at(lab, task, sources[task.file]) for task in tasks}
+    given = {file: _source(root, file) for file in lab.files}
+    stubs = {file: found for file, text in given.items() if (found := _unreadable(text, lab.files[file]))}
+    texts = {file: stripped(text, stubs[file]) if file in stubs else text for file, text in given.items()}
+    without = {task for found in stubs.values() for task in found.values()}
+    states = {
+        task.id: look_at(lab, task, (given if task.id in without else texts)[task.file]) for task in tasks
+    }
     ready = [task for task in tasks if not states[task.id]]
     outcome, lowered = Outcome(), Lowered({})
     seeds = {"public": class_of(root).seed}
-    if ready:
-        outcome = run_tests(root, lab, [task.id for task in ready], root, seeds, level="none")
-        lowered = lower(root, lab, ready, level="none")
-    scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
-    scores |= {task.id: score(task, outcome, untidy(sources[task.file], task.function)) for task in ready}
-    scores |= {task: scores[task].nothing(state) for task, state in lowered.problems.items()}
-    for task in tasks:
-        _report(task, scores[task.id], predictions, say)
-    for line in (*_tested(root, sources, outcome), *_edited_outside(root, lab, sources)):
-        say(line)
-    if lowered.skipped:
-        say(f"not lowered to PTX: {lowered.skipped}")
-    good_on_gpu = not gpu or _on_gpu(root, lab, [task for task in ready if task.kernels], seeds, say)
-    _remember(root, lab, tasks, scores, outcome)
+    with _readable(root, lab, stubs) as tree:
+        if ready:
+            outcome = run_tests(root, lab, [task.id for task in ready], tree, seeds, level="none")
+            lowered = lower(tree, lab, ready, level="none")
+        scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
+        scores |= {task.id: score(task, outcome, untidy(texts[task.file], task.function)) for task in ready}
+        scores |= {task: scores[task].nothing(state) for task, state in lowered.problems.items()}
+        for task in tasks:
+            _report(task, scores[task.id], predictions, say)
+        texts = {task.file: texts[task.file] for task in tasks}
+        for line in (*_tested(tree, texts, stubs, outcome), *_edited_outside(root, lab, texts)):
+            say(line)
+        if lowered.skipped:
+            say(f"not lowered to PTX: {lowered.skipped}")
+        kernels = [task for task in ready if task.kernels]
+        good_on_gpu = not gpu or _on_gpu(root, lab, kernels, tree, seeds, say)
+    _remember(root, lab, tasks, scores, outcome, predictions)
     public = f"public {sum_of(scores, 'public')}/{sum(task.points.public for task in tasks)}"
     say(f"{public} . private seeds not run . report not graded")
     passed = all(each.state == "graded" and not each.failed for each in scores.values())
     return bool(ready) and passed and good_on_gpu
 
 
-def _on_gpu(root: Path, lab: Lab, tasks: list[LabTask], seeds: dict[str, int], say: Say) -> bool:
+def _unreadable(source: str, functions: Mapping[str, str]) -> dict[str, str]:
+    """Return {function: task} of the regions because of which Python cannot read a file."""
+    if _compiles(source):
+        return {}
+    found = {}
+    for function, task in functions.items():
+        with suppress(LabError):  # its first line is gone
+            text = textwrap.indent(textwrap.dedent(regions.body(source, function)), "    ")
+            if not _compiles(f"def region():\n{text}"):
+                found[function] = task
+    return found
+
+
+def _compiles(text: str) -> bool:
+    try:
+        regions.read(text, flags=0)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+@contextmanager
+def _readable(root: Path, lab: Lab, stubs: Mapping[str, Mapping[str, str]]) -> Iterator[Path]:
+    """Yield the tree to test: this one, or a copy with stubs for what Python cannot read.
+
+    So such a region costs its own task alone, as in grading.
+    """
+    if not stubs:
+        yield root
+        return
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        copied(root, Path(folder), child_files(root, lab), stubs)
+        yield Path(folder)
+
+
+def _on_gpu(root: Path, lab: Lab, tasks: list[LabTask], tree: Path, seeds: dict[str, int], say: Say) -> bool:
     """Run the tests of kernels on a GPU; without one say why. Return whether none has failed."""
     found = device(root, lab)
     if not tasks or not found.name:
         say(f"no GPU run: {found.error or 'none of these tasks is a kernel that is written'}")
         return True
-    outcome = run_tests(root, lab, [task.id for task in tasks], root, seeds, level="none", gpu=True)
+    outcome = run_tests(root, lab, [task.id for task in tasks], tree, seeds, level="none", gpu=True)
     failed = [case for case in outcome.cases if not case.passed]
     say(f"on {found.name}: {len(outcome.cases) - len(failed)} of {len(outcome.cases)} tests of kernels")
     for case in failed:
@@ -113,7 +161,8 @@ def compared(task: LabTask, cost: Counted, predicted: float) -> str:
     It may be near either. A count above the limit does not matter: no right prediction is as high.
     """
     near_own = cost.value <= cost.limit and near(predicted, cost.value)
-    ours = f"; our solution has {cost.needed:,}" if cost.value != cost.needed else ""
+    fewer = " (fewer are as good)" if cost.value < cost.needed else ""
+    ours = f"; our solution has {cost.needed:,}{fewer}" if cost.value != cost.needed else ""
     allowed = f", and {cost.limit:,} are allowed" if ours and cost.limit != cost.needed else ""
     of = "that count" if near_own or not ours else "ours" if near(predicted, cost.needed) else "either"
     good = near_own or near(predicted, cost.needed)
@@ -144,7 +193,8 @@ def _report(task: LabTask, seen: TaskScore, predictions: dict[str, float], say: 
     if seen.state != "graded":
         say(f"  gate       {seen.state}")
     first: dict[str, str] = {}
-    for name, message in seen.failed.items():
+    same = len(seen.failed) == seen.tests > 1 and len(set(map(_why, seen.failed.values()))) == 1
+    for name, message in list(seen.failed.items())[: 1 if same else None]:
         plain = name.partition(" [")[0]
         sentence, why = plain.replace("_", " "), _why(message)
         head = "key test  " if plain in task.key else "test      "
@@ -154,6 +204,8 @@ def _report(task: LabTask, seen: TaskScore, predictions: dict[str, float], say: 
         first[why] = sentence
         say(f"  {head} {sentence}")
         say(textwrap.indent(message, "  "))
+    if same:
+        say(f"  all {seen.tests} tests of the task fail like this one")
     if seen.failed:
         say("  cost       counts when all tests of the task pass")
     for cost in seen.costs if not seen.failed else ():
@@ -173,16 +225,20 @@ def _why(message: str) -> str:
     return re.sub(r"\d+", "0", "\n".join(lines))
 
 
-def _tested(root: Path, sources: dict[str, str], outcome: Outcome) -> list[str]:
+def _tested(
+    tree: Path, sources: dict[str, str], stubs: Mapping[str, Mapping[str, str]], outcome: Outcome
+) -> list[str]:
     """Name each file that was tested and its digest. Raises LabError if another file was tested."""
     said = []
     for file in sources if outcome.cases else ():
-        digest = file_digest(root / file)
+        digest = file_digest(tree / file)
         tested = outcome.files.get(file)
         if tested is None:
             said.append(f"not tested {file}: it was not imported")
         elif tested != digest:
             raise LabError(f"{file} was changed while it was tested; run the check again")
+        elif file in stubs:
+            said.append(f"tested     a copy of {file}, without {' '.join(stubs[file].values())}")
         else:
             said.append(f"tested     {file} {digest}")
     return said
@@ -200,15 +256,39 @@ def _edited_outside(root: Path, lab: Lab, sources: dict[str, str]) -> list[str]:
 
 
 def _remember(
-    root: Path, lab: Lab, tasks: Sequence[LabTask], scores: dict[str, TaskScore], outcome: Outcome
+    root: Path,
+    lab: Lab,
+    tasks: Sequence[LabTask],
+    scores: dict[str, TaskScore],
+    outcome: Outcome,
+    predictions: Mapping[str, float],
 ) -> None:
     notes = read_notes(root)
     if len(tasks) == len(lab.tasks):
         notes.public[str(lab.number)] = sum_of(scores, "public")
     for task in tasks:
         notes.traces.pop(task.id, None)
+        notes.open[task.id] = unfinished(task, scores[task.id], predictions)
     notes.traces |= outcome.traces
     write_notes(root, notes)
+
+
+def unfinished(task: LabTask, seen: TaskScore, predictions: Mapping[str, float]) -> list[str]:
+    """Return which parts of a task do not have all their points yet, for `labs score`."""
+    if seen.state != "graded":
+        return ["all of it"]
+    if seen.failed:
+        return [f"{len(seen.failed)} of {seen.tests} tests", "cost and tidiness, which count after the tests"]
+    found = [] if seen.cost else [f"cost: {task.cost.name} is above its limit"]
+    if task.cost.name not in predictions:
+        found.append(f"prediction of {task.cost.name}")
+    return found + ([f"tidiness: {len(seen.untidy)} findings"] if seen.untidy else [])
+
+
+def open_parts(root: Path, lab: Lab) -> list[str]:
+    """Return a line for each task whose last check left something open."""
+    left = read_notes(root).open
+    return [f"{task}  open: {'; '.join(left[task])}" for task in lab.ids if left.get(task)]
 
 
 def score_in_words(root: Path, lab: Lab) -> str:

@@ -105,9 +105,10 @@ def show(task: str, svg: Path | None) -> None:
     """
     from mooncake_lite.labs.notes import read_notes
     from mooncake_lite.labs.questions import picture
-    from mooncake_lite.labs.show import Drawn, read_trace_of
+    from mooncake_lite.labs.show import Drawn, beside, read_trace_of, with_lines
 
     drawn: Drawn
+    said: list[str] = []
     if task.isdecimal():
         root, lab = lab_here(int(task))
         if lab.tasks:
@@ -125,11 +126,12 @@ def show(task: str, svg: Path | None) -> None:
         if "test" in trace:
             sentence = trace["test"].removeprefix("test_").replace("_", " ")
             click.echo(f"{task}, test `{sentence}`", err=svg is not None)
+        said = beside(trace.get("said", []))
     if svg is None:
-        click.echo(drawn.as_text())
+        click.echo("\n".join([drawn.as_text(), *said]))
         return
     try:
-        svg.write_text(drawn.as_svg(), encoding="utf-8")
+        svg.write_text(with_lines(drawn.as_svg(), said), encoding="utf-8")
     except OSError as error:
         raise LabError(f"--svg {svg} cannot be written: {error.strerror}") from None
 
@@ -162,8 +164,11 @@ def run_lab(number: int, model: str, plot: Path | None) -> int:
 @labs.command()
 @LAB
 def score(number: int) -> None:
-    """Show the points of your last check of the whole lab."""
-    click.echo(_score(*lab_here(number)))
+    """Show the points of your last check of the whole lab, and what each task has open."""
+    from mooncake_lite.labs.checking import open_parts
+
+    root, lab = lab_here(number)
+    click.echo("\n".join([_score(root, lab), *open_parts(root, lab)]))
 
 
 for handed_over in (pack, release, grade, dev):

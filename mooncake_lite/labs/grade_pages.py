@@ -24,8 +24,10 @@ PRIVATE = ".private.txt"
 """Ending of the file for the teacher alone: grades.private.txt beside grades.csv."""
 
 
-def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
+def write_grades(lab: Lab, grades: Sequence[Grade], out: Path, *, show_all: bool = False) -> None:
     """Write `out` as CSV, and a folder of its name with NAME.html and NAME.json for each student.
+
+    show_all   as in `gradescope`
 
     What a private test has said is in neither of them: it is in a file beside the table, for the teacher.
     """
@@ -39,7 +41,7 @@ def write_grades(lab: Lab, grades: Sequence[Grade], out: Path) -> None:
     out.with_suffix(PRIVATE).write_text(private_failures(grades), encoding="utf-8")
     for name, grade in zip(file_names([grade.name for grade in grades]), grades, strict=True):
         (pages / f"{name}.html").write_text(page(lab, grade), encoding="utf-8")
-        (pages / f"{name}.json").write_bytes(msgspec.json.encode(gradescope(lab, grade)))
+        (pages / f"{name}.json").write_bytes(msgspec.json.encode(gradescope(lab, grade, show_all)))
 
 
 def file_names(names: Sequence[str]) -> list[str]:
@@ -71,14 +73,18 @@ def page(lab: Lab, grade: Grade) -> str:
     return template("grade.html", lab=lab, grade=grade, parts=parts, marks=MOST_MARKS)
 
 
-def gradescope(lab: Lab, grade: Grade) -> dict[str, object]:
-    """Return results.json as Gradescope's autograder expects it."""
+def gradescope(lab: Lab, grade: Grade, show_all: bool) -> dict[str, object]:
+    """Return results.json as Gradescope's autograder expects it.
+
+    show_all   show the student every part at once; else the public tests, and the rest once it is published
+    """
     tests = [
         {
             "name": f"{task.id} {task.title}: {part}",
             "score": getattr(grade.scores[task.id], part),
             "max_score": getattr(task.points, part),
             "output": _output(grade, task.id) if part == "public" else "",
+            "visibility": "visible" if show_all or part == "public" else "after_published",
         }
         for task in lab.tasks
         for part in PARTS
@@ -87,7 +93,7 @@ def gradescope(lab: Lab, grade: Grade) -> dict[str, object]:
         "score": grade.total,
         "output": "\n".join([*grade.messages, *grade.predictions]),
         "tests": tests,
-        "visibility": "after_published",
+        "visibility": "visible",
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -236,6 +237,12 @@ def must_be_of_one_class(root: Path, seed: str, submissions: Sequence[Submission
         if about.version != __version__:
             said = f"packed in a release of version {about.version}, and graded with {__version__}"
             submission.messages.append(said)
+
+
+def class_name_of(root: Path, grades: Sequence[Grade]) -> str:
+    """Return the name of the class of a release; in the full repository, that which most archives name."""
+    named = Counter(each.submission.about.class_name for each in grades if each.submission.about)
+    return class_of(root).name if class_of(root).lab or not named else named.most_common(1)[0][0]
 
 
 def _is_submission(path: Path) -> bool:

@@ -5,9 +5,6 @@ Imported by commands.py when one of them is used. Explained in docs/how-to/teach
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +12,10 @@ import click
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import Lab, find_root, lab_here, lab_in, labs_in
-from mooncake_lite.labs.variant import class_of
 
 SEED = "MOONCAKE_LITE_LABS_SEED"
 """Variable with the seed of a class: on a command line every user of the machine could read it."""
+SHOW_ALL = "show every part at once, for people who learn alone. [default: the public tests]"
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -57,14 +54,18 @@ def pack(number: int, out: Path | None) -> None:
     help="The table. A folder of its name gets a page and a Gradescope result for each student.",
 )
 @click.option("--trusted", is_flag=True, help="Grade without a sandbox: only for code that you have read.")
-def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trusted: bool) -> int:
+@click.option("--show-all", is_flag=True, help=f"In a Gradescope result, {SHOW_ALL}")
+def grade(
+    submissions: Path, number: int, seed: str, jobs: int, out: Path, trusted: bool, show_all: bool
+) -> None:
     """Grade the archives in a folder.
 
     Works offline. Points that a teacher gives are read from SUBMISSIONS/marks.csv, if it is there. In the
     folder of a release, the code and the tests of that release grade.
     """
     from mooncake_lite.labs.grade_pages import PRIVATE, write_grades
-    from mooncake_lite.labs.grading import Grade, grade_folder
+    from mooncake_lite.labs.grading import Grade, class_name_of, grade_folder
+    from mooncake_lite.labs.histogram import ENDING, failures
 
     def told(grade: Grade) -> None:
         notes = f"  {'; '.join(grade.messages)}" if grade.messages else ""
@@ -72,19 +73,17 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
 
     root, lab = lab_here(number)
     lab.must_be_graded()
-    if class_of(root).lab and root != Path(__file__).resolve().parents[2]:
-        again = [f"--lab={number}", f"--jobs={jobs}", f"--out={out}", *(["--trusted"] if trusted else [])]
-        command = [sys.executable, "-m", "mooncake_lite", "labs", "grade", str(submissions), *again]
-        env = os.environ | {"PYTHONPATH": str(root), SEED: seed}
-        return subprocess.run(command, env=env, check=False).returncode
     if not out.parent.is_dir():
         raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
     most = sum(task.points.total for task in lab.tasks)
     warn = partial(click.echo, err=True)
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told, warn=warn)
-    write_grades(lab, grades, out)
-    click.echo(f"wrote {out}, {out.with_suffix('')}/ and, for you alone, {out.with_suffix(PRIVATE)}")
-    return 0
+    write_grades(lab, grades, out, show_all=show_all)
+    histogram = failures(lab, grades, class_name_of(root, grades))
+    out.with_suffix(ENDING).write_text(histogram.as_svg(), encoding="utf-8")
+    click.echo(f"\n{histogram.as_text()}\n")
+    alone = f"{out.with_suffix(PRIVATE)} and {out.with_suffix(ENDING)}"
+    click.echo(f"wrote {out}, {out.with_suffix('')}/ and, for you alone, {alone}")
 
 
 @click.command()
@@ -99,7 +98,10 @@ def grade(submissions: Path, number: int, seed: str, jobs: int, out: Path, trust
     type=click.Path(dir_okay=False, path_type=Path),
     help="Archive for Gradescope: the release, the seed, and scripts that install and grade.",
 )
-def release(number: int, class_name: str, seed: str, out: Path | None, autograder: Path | None) -> None:
+@click.option("--show-all", is_flag=True, help=f"With --autograder, {SHOW_ALL}")
+def release(
+    number: int, class_name: str, seed: str, out: Path | None, autograder: Path | None, show_all: bool
+) -> None:
     """Write the tree that you give to a class: stubs, one variant, no solutions, no history."""
     from mooncake_lite.labs.autograder import write_autograder
     from mooncake_lite.labs.release import release as write
@@ -112,7 +114,7 @@ def release(number: int, class_name: str, seed: str, out: Path | None, autograde
         click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")
         _add_reference(root, lab, out)
     if autograder is not None:
-        write_autograder(root, lab, class_name, seed, autograder)
+        write_autograder(root, lab, class_name, seed, autograder, show_all=show_all)
         click.echo(f"wrote {autograder}; it has the seed: give it to no student")
 
 

@@ -194,7 +194,7 @@ class Judge:
 
     def _fail(self, *lines: str) -> NoReturn:
         if isinstance(self._trace, dict):
-            of_test = {**self._trace, "test": self._name}
+            of_test = {**self._trace, "test": self._name, "said": lines}
             if self._row is not None:
                 of_test |= rows_to(self._row, of_test)
             self._session.outcome.traces.setdefault(self.task, of_test)

@@ -7,6 +7,8 @@ Explained in docs/explain/labs.md, "Names".
 from __future__ import annotations
 
 import ast
+import re
+import symtable
 from collections.abc import Iterator
 
 from mooncake_lite.labs.lab import Lab, LabTask
@@ -14,6 +16,8 @@ from mooncake_lite.labs.regions import FunctionNode, find
 
 INNER = ("gi_", "cr_", "ag_", "tb_", "f_", "co_")
 """How attributes of generators, coroutines, tracebacks, frames and code begin: they lead to all names."""
+BUILTINS = "__builtins__"
+"""Python's own names, in every module; no lab can allow it."""
 
 
 def forbidden(lab: Lab, task: LabTask, function: FunctionNode, source: str) -> list[str]:
@@ -21,47 +25,54 @@ def forbidden(lab: Lab, task: LabTask, function: FunctionNode, source: str) -> l
 
     function   whose body is the region, in the file `source`
     """
-    allowed = {*lab.names, *task.names, *_arguments(function), *_bound(function.body)}
+    scopes = symtable.symtable(ast.unparse(function), "<region>", "exec").get_children()
+    foreign = {
+        name for scope in scopes if scope.get_name() == function.name for name in _outer(scope)
+    }.difference(lab.names, task.names)
     begin = find(source, task.function).begin
     return [
         f"line {line - begin} of the region: {what}"
-        for line, what in sorted(set(_uses(function.body, allowed, set(task.private))))
+        for line, what in sorted(set(_uses(function.body, foreign, set(task.private))))
     ]
 
 
-def _uses(body: list[ast.stmt], allowed: set[str], private: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield (line of the file, what is wrong there)."""
+def _outer(scope: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the names that a function and the scopes within it take from the module or from Python.
+
+    The body of a class also takes a name from there before it has given it to something.
+    """
+    for symbol in scope.get_symbols():
+        of_class = scope.get_type() == "class" and symbol.is_local()
+        if symbol.is_referenced() and (symbol.is_global() or of_class):
+            yield symbol.get_name()
+    for inner in scope.get_children():
+        yield from _outer(inner)
+
+
+def _uses(body: list[ast.stmt], foreign: set[str], private: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield (line of the file, what is wrong there). foreign: names from outside that are not listed."""
     for node in (node for statement in body for node in ast.walk(statement)):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield line, "imports; a region uses only what the sheet lists for this task"
         elif isinstance(node, ast.Global | ast.Nonlocal):
             yield line, f"changes the outer name {', '.join(node.names)}"
-        elif isinstance(node, ast.Name) and node.id not in allowed:
+        elif isinstance(node, ast.Name) and (node.id in foreign or node.id == BUILTINS):
             yield line, f"uses the name {node.id}, which the sheet does not list for this task"
-        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr not in private:
-            why = "no name that begins with _ may follow a dot, unless the sheet lists it for this task"
-            yield line, f"uses the private attribute {node.attr}; {why}"
-        elif isinstance(node, ast.Attribute) and node.attr.startswith(INNER) and node.attr not in private:
-            yield line, f"uses {node.attr}, an attribute of Python's own frames and code"
+        for name in _attributes(node):
+            if name.startswith("_") and name not in private - {BUILTINS}:
+                why = "no name that begins with _ may follow a dot, unless the sheet lists it for this task"
+                yield line, f"uses the private attribute {name}; {why}"
+            elif name.startswith(INNER) and name not in private:
+                yield line, f"uses {name}, an attribute of Python's own frames and code"
 
 
-def _arguments(function: FunctionNode | ast.Lambda) -> Iterator[str]:
-    given = function.args
-    for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
-        if argument is not None:
-            yield argument.arg
-
-
-def _bound(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that the region itself gives to something."""
-    for node in (node for statement in body for node in ast.walk(statement)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, FunctionNode):
-            yield node.name
-            yield from _arguments(node)
-        elif isinstance(node, ast.Lambda):
-            yield from _arguments(node)
-        elif isinstance(node, ast.ClassDef | ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            yield node.name
+def _attributes(node: ast.AST) -> list[str]:
+    """Return the attributes that a node reads: after a dot, in a pattern, or in the text of a format."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.MatchClass):
+        return node.kwd_attrs
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.findall(r"\.(\w+)", " ".join(re.findall(r"\{[^{}]*", node.value)))
+    return []

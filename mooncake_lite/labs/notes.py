@@ -20,12 +20,14 @@ class Notes(msgspec.Struct):
     public   {lab: points of the last check}
     answers  {lab: right answers of the last check}
     traces   {task: what to draw}
+    open     {task: its parts that do not have all points}
     """
 
     hints: dict[str, int] = {}
     public: dict[str, int] = {}
     answers: dict[str, int] = {}
     traces: dict[str, Any] = {}
+    open: dict[str, list[str]] = {}
 
 
 def read_notes(root: Path) -> Notes:

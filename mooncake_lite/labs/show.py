@@ -6,6 +6,8 @@ draws block maps and tables. Explained in docs/explain/labs.md, "Pictures".
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
 from html import escape
 from typing import Any
@@ -19,6 +21,8 @@ from mooncake_lite.labs.timeline import MessagesTrace
 CELL = 14
 COLOURS = ("#eeeeee", "#9ecae1", "#6baed6", "#3182bd", "#08519c")
 """Of a page with 0, 1, 2, 3, and 4 or more users."""
+WIDTH = 90
+"""Characters of a value in a line of a picture."""
 
 
 class PagesTrace(msgspec.Struct, tag_field="kind", tag="pages", frozen=True):
@@ -118,3 +122,43 @@ def read_trace_of(trace: Any) -> Drawn:
         return msgspec.convert(trace, Drawn)  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise LabError(f"the trace cannot be drawn: {error}; run the check again") from None
+
+
+def beside(said: list[str]) -> list[str]:
+    """Return the lines of a failed test below its picture: what came back above what was expected.
+
+    said   the lines of its message, each one with a word of 11 characters in front
+    """
+    parts = {line[:11].strip(): line[11:] for line in said}
+    if "came back" not in parts or "expected" not in parts:
+        return ["", *said] if said else []
+    came, expected = parts["came back"], parts["expected"]
+    same = next((place for place, pair in enumerate(zip(came, expected)) if len(set(pair)) > 1), None)
+    at = min(len(came), len(expected)) if same is None else same
+    lines = [f"called     {parts['called']}"]
+    for begin in range(0, max(len(came), len(expected)), WIDTH):
+        for name, text in (("came back", came), ("expected", expected)):
+            if part := text[begin : begin + WIDTH]:
+                lines.append(f"{name:<11}{part}")
+        if begin <= at < begin + WIDTH:
+            lines.append(" " * (11 + at - begin) + "^ here they begin to differ")
+    return ["", *lines, f"breaks     {parts['breaks']}"]
+
+
+def with_lines(svg: str, lines: list[str]) -> str:
+    """Return an SVG with lines of text below the picture."""
+    size = re.match(r'<svg [^>]*width="(\d+)" height="(\d+)"', svg)
+    if size is None or not lines:
+        return svg
+    width, height = map(int, size.groups())
+    lines = [
+        part for line in lines for part in textwrap.wrap(line, WIDTH + 40, drop_whitespace=False) or [""]
+    ]
+    grown = f'width="{max(width, 12 + 7 * max(map(len, lines)))}" height="{height + CELL * (len(lines) + 1)}"'
+    svg = svg.replace(f'width="{width}" height="{height}"', grown, 1)
+    texts = [
+        f'<text x="6" y="{height + CELL * number}" font-size="11" font-family="monospace" '
+        f'xml:space="preserve">{escape(line)}</text>'
+        for number, line in enumerate(lines, 1)
+    ]
+    return svg.replace("</svg>", "\n".join([*texts, "</svg>"]))

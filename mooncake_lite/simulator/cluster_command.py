@@ -367,8 +367,9 @@ def show(result: dict[str, Any], wall_s: float) -> None:
             )  # fmt: skip
     if outside := [f"{share:.1%} of {kind}" for kind, share in result["outside_profile"].items() if share]:
         wide_console().print(
-            f"passes beyond what the profile measured: {', '.join(outside)}\ntheir times are extrapolated: "
-            "trust differences between runs more than the figures, for which --runs 5 gives intervals",
+            f"larger than any pass that the profile was measured with: {', '.join(outside)} passes\n"
+            "their times are extrapolated: trust differences between runs more than the figures; "
+            "--runs 5 gives intervals",
             highlight=False,
         )
 

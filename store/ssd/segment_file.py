@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ MAGIC = b"MCLTIER\n"
 FORMAT_VERSION = 2  # 1 had no codec
 PLAIN_NUMBER = 0  # of store.layout.PLAIN; kernels_numba/codecs.py has the same
 HEADER_NBYTES = USER_BLOCK_NBYTES
+TABLES = ("offsets", "keys", "digests", "checksums")  # as the header has their places
 MAX_FILE_NBYTES = 1 << 40
 """A header with more bytes than this is damaged: a file has SEGMENT_NBYTES (`store.ssd.tier`), or one
 block."""
@@ -44,7 +45,7 @@ class Header:
 
     file_nbytes: int
     blocks: int
-    tables: tuple[int, int, int, int]  # offsets, keys, digests, checksums
+    tables: tuple[int, int, int, int]  # of TABLES
     layout: BlockLayout
     fingerprint: bytes
     metadata_hash: int
@@ -125,54 +126,83 @@ def open_sealed(
     Raises SegmentFileError (truncated, corrupt, foreign, another format version), OSError.
     """
     # labs:begin 3e
-    fd = _open(path)
-    try:
-        header = _read_header(fd, path)
-        offsets = _read_table(fd, path, header, 0, 1)[:, 0]
+    with _Source(path) as source:
+        header = source.header()
+        offsets = source.table(header, "offsets")
         _check_offsets(offsets, header, path)
-        gaps = list(_gaps(offsets, header.layout.nbytes, header.file_nbytes))
-        if _hash_ranges(fd, gaps, path) != header.metadata_hash:
+        if source.hash_of(_gaps(offsets, header)) != header.metadata_hash:
             raise SegmentFileError(path, "metadata is corrupt: its hash differs")
-        keys, digests = (_read_table(fd, path, header, i, 1)[:, 0] for i in (1, 2))
-        checksums = _read_table(fd, path, header, 3, header.layout.layers)
-    finally:
-        os.close(fd)
+        others = [source.table(header, name) for name in ("keys", "digests", "checksums")]
     same = layout is None or (header.layout == layout and header.fingerprint == fingerprint)
+    keys, digests, checksums = others
     return SealedFile(path, number, header, keys, digests, offsets, checksums, same_kind=same)
     # labs:end 3e
 
 
-def _open(path: Path) -> int:
-    """Open a file to read it; follow no link, and do not wait for a pipe, which must not stop the start."""
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+class _Source:
+    """A file that is being verified. Use it in a `with` statement: at its end the file is closed."""
 
+    def __init__(self, path: Path) -> None:
+        """Open a file; follow no link, and do not wait for a pipe, which must not stop the start."""
+        self._path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
-def _read_header(fd: int, path: Path) -> Header:
-    """Read and check the header. Raises SegmentFileError for one that is damaged, or of another file size."""
-    raw = os.pread(fd, HEADER_NBYTES, 0)
-    size = os.fstat(fd).st_size
-    if len(raw) < HEADER_NBYTES:
-        raise SegmentFileError(path, f"truncated: {size} B")
-    magic, version, header_nbytes, nbytes, blocks, block_nbytes, *rest = _HEADER.unpack_from(raw)
-    tables, sizes, length, fingerprint = tuple(rest[:4]), rest[4:10], rest[10], rest[11]
-    if magic != MAGIC:
-        raise SegmentFileError(path, "not a segment file of mooncake-lite")
-    metadata_hash, header_hash = _HASHES.unpack_from(raw, HEADER_NBYTES - _HASHES.size)
-    if xxh3_64_intdigest(raw[:-8]) != header_hash:
-        raise SegmentFileError(path, "header is corrupt: its hash differs")
-    if version != FORMAT_VERSION or header_nbytes != HEADER_NBYTES:
-        raise SegmentFileError(path, f"format version {version}; this program reads {FORMAT_VERSION}")
-    if nbytes != size:
-        raise SegmentFileError(path, f"truncated or grown: {size} B, not {nbytes} B")
-    try:
-        layers, kv_heads, block_tokens, head_dim, itemsize, codec = sizes
-        layout = BlockLayout(layers, kv_heads, block_tokens, head_dim, itemsize, _codec_name(codec))
-    except LayoutError as error:
-        raise SegmentFileError(path, f"impossible layout: {error}") from None
-    row = layout.nbytes + 8 * (3 + layout.layers)
-    if not (layout.nbytes == block_nbytes and 0 < blocks <= nbytes // row and nbytes <= MAX_FILE_NBYTES):
-        raise SegmentFileError(path, f"impossible sizes: {blocks} blocks of {block_nbytes} B in {nbytes} B")
-    return Header(nbytes, blocks, tables, layout, fingerprint[:length], metadata_hash)
+    def __enter__(self) -> _Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def header(self) -> Header:
+        """Read and check the header. Raises SegmentFileError if it is damaged, or of another file size."""
+        path, raw = self._path, os.pread(self._fd, HEADER_NBYTES, 0)
+        size = os.fstat(self._fd).st_size
+        if len(raw) < HEADER_NBYTES:
+            raise SegmentFileError(path, f"truncated: {size} B")
+        magic, version, header_nbytes, nbytes, blocks, block_nbytes, *rest = _HEADER.unpack_from(raw)
+        tables, sizes, length, fingerprint = tuple(rest[:4]), rest[4:10], rest[10], rest[11]
+        if magic != MAGIC:
+            raise SegmentFileError(path, "not a segment file of mooncake-lite")
+        metadata_hash, header_hash = _HASHES.unpack_from(raw, HEADER_NBYTES - _HASHES.size)
+        if xxh3_64_intdigest(raw[:-8]) != header_hash:
+            raise SegmentFileError(path, "header is corrupt: its hash differs")
+        if version != FORMAT_VERSION or header_nbytes != HEADER_NBYTES:
+            raise SegmentFileError(path, f"format version {version}; this program reads {FORMAT_VERSION}")
+        if nbytes != size:
+            raise SegmentFileError(path, f"truncated or grown: {size} B, not {nbytes} B")
+        try:
+            layers, kv_heads, block_tokens, head_dim, itemsize, codec = sizes
+            layout = BlockLayout(layers, kv_heads, block_tokens, head_dim, itemsize, _codec_name(codec))
+        except LayoutError as error:
+            raise SegmentFileError(path, f"impossible layout: {error}") from None
+        row = layout.nbytes + 8 * (3 + layout.layers)
+        if not (layout.nbytes == block_nbytes and 0 < blocks <= nbytes // row and nbytes <= MAX_FILE_NBYTES):
+            raise SegmentFileError(
+                path, f"impossible sizes: {blocks} blocks of {block_nbytes} B in {nbytes} B"
+            )
+        return Header(nbytes, blocks, tables, layout, fingerprint[:length], metadata_hash)
+
+    def table(self, header: Header, name: str) -> np.ndarray:
+        """Read a table of TABLES; return a u64 array of shape (blocks,), or (blocks, layers) of checksums.
+
+        Raises SegmentFileError if the table does not lie in the file, OSError.
+        """
+        columns = (header.layout.layers,) if name == "checksums" else ()
+        table, at = np.empty((header.blocks, *columns), "<u8"), header.tables[TABLES.index(name)]
+        if not HEADER_NBYTES <= at <= header.file_nbytes - table.nbytes:
+            raise SegmentFileError(self._path, f"the table of {name} at {at} lies outside the file")
+        read_fully(self._fd, table.data.cast("B"), at, self._path)
+        return table
+
+    def hash_of(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """Return XXH3-64 over these (start, end) of the file, in order. Raises SegmentFileError, OSError."""
+        state, buffer = xxh3_64(), memoryview(bytearray(READ_NBYTES))
+        for start, end in ranges:
+            for at in range(start, end, READ_NBYTES):
+                part = buffer[: min(READ_NBYTES, end - at)]
+                read_fully(self._fd, part, at, self._path)
+                state.update(part)
+        return state.intdigest()
 
 
 def _codec_number(name: str) -> int:
@@ -196,18 +226,6 @@ def _codec_name(number: int) -> str:
     raise LayoutError(f"codec {number} is unknown")
 
 
-def _read_table(fd: int, path: Path, header: Header, index: int, columns: int) -> np.ndarray:
-    """Read table `index` of the header; return a u64 array of shape (blocks, columns), also for one column.
-
-    Raises SegmentFileError if the table does not lie in the file, OSError.
-    """
-    table, at = np.empty((header.blocks, columns), "<u8"), header.tables[index]
-    if not HEADER_NBYTES <= at <= header.file_nbytes - table.nbytes:
-        raise SegmentFileError(path, f"table {index} at {at} lies outside the file")
-    read_fully(fd, table.data.cast("B"), at, path)
-    return table
-
-
 def _check_offsets(offsets: np.ndarray, header: Header, path: Path) -> None:
     """Raise SegmentFileError unless the blocks at these offsets lie in the file, and apart."""
     nbytes = header.layout.nbytes
@@ -217,29 +235,18 @@ def _check_offsets(offsets: np.ndarray, header: Header, path: Path) -> None:
         raise SegmentFileError(path, "blocks overlap or lie outside the file")
 
 
-def _gaps(offsets: np.ndarray, block_nbytes: int, end: int) -> Iterator[tuple[int, int]]:
+def _gaps(offsets: np.ndarray, header: Header) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each run of bytes after the header that belongs to no block.
 
-    These are HDF5's structures, the tables and padding.
+    These are HDF5's structures, the tables and padding. The offsets must have been checked.
     """
     position = HEADER_NBYTES
     for offset in np.sort(offsets).tolist():
         if offset > position:
             yield position, offset
-        position = offset + block_nbytes
-    if end > position:
-        yield position, end
-
-
-def _hash_ranges(fd: int, ranges: list[tuple[int, int]], path: Path) -> int:
-    """Return XXH3-64 over these ranges of a file, in order."""
-    state, buffer = xxh3_64(), memoryview(bytearray(READ_NBYTES))
-    for start, end in ranges:
-        for at in range(start, end, READ_NBYTES):
-            part = buffer[: min(READ_NBYTES, end - at)]
-            read_fully(fd, part, at, path)
-            state.update(part)
-    return state.intdigest()
+        position = offset + header.layout.nbytes
+    if header.file_nbytes > position:
+        yield position, header.file_nbytes
 
 
 def read_fully(fd: int, out: memoryview, at: int, path: Path) -> None:

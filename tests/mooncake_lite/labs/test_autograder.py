@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.autograder import COMPILER, PACKAGES, write_autograder
+from mooncake_lite.labs.autograder import packages, write_autograder
 from mooncake_lite.labs.lab import Lab, labs_in
 from tests.mooncake_lite.labs.sample_class import reference, text
 from tests.mooncake_lite.labs.trees import ROOT, edit
@@ -59,13 +59,32 @@ def installed(wanted: list[str]) -> set[str]:
 
 @pytest.mark.quick
 def test_setup_installs_pinned_packages_and_no_torch() -> None:
-    names = {name.lower().replace("-", "_") for name in installed([*PACKAGES, COMPILER])}
+    names = {name.lower().replace("-", "_") for name in installed(packages(ROOT, LABS[1]))}
     pinned = {
         line.partition("==")[0].lower().replace("-", "_")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
     assert names - pinned == set()
     assert "torch" not in names
+
+
+@pytest.mark.quick
+def test_setup_makes_an_environment_beside_source_and_installs_from_the_release(tmp_path: Path) -> None:
+    """As Gradescope does it, with a python3 that only notes what it is asked for."""
+    (base := tmp_path / "autograder").mkdir()
+    unpacked(base, LAB)
+    note = f'#!/bin/bash\necho "$@" >> {tmp_path}/said\n'
+    make = f'[ "$2" != venv ] || {{ mkdir -p "$3/bin"; cp {tmp_path}/pip "$3/bin/python"; }}\n'
+    for name, script in (("pip", note), ("python3", note + make)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["/bin/bash", str(base / "source/setup.sh")], cwd="/", env=env, check=True, timeout=60)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert f"-m venv {base}/venv" in said
+    wanted = f"-c {base}/source/release/constraints.txt {' '.join(packages(ROOT, LAB))}"
+    assert said[-1] == f"-m pip install --disable-pip-version-check {wanted}"
+    assert (base / "source/release/constraints.txt").exists()
 
 
 def environment_of(packages: set[str], folder: Path) -> None:
@@ -82,21 +101,22 @@ def environment_of(packages: set[str], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Path]:
-    """Gradescope's folder /autograder, below /tmp, with what setup.sh leaves there."""
+    """Gradescope's folder /autograder, in one below /tmp, with what setup.sh leaves there."""
     if os.geteuid() != 0:
         pytest.skip("an autograder runs as root")
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        base = Path(folder)
-        base.chmod(0o755)
+        base = Path(folder) / "autograder"
+        base.mkdir()
+        base.parent.chmod(0o755)
         (base / "results").mkdir()
-        environment_of(installed(list(PACKAGES)), base / "venv")
+        environment_of(installed(packages(ROOT, LAB)), base / "venv")
         yield base
 
 
-def unpacked(base: Path, lab: Lab) -> None:
+def unpacked(base: Path, lab: Lab, *, show_all: bool = False) -> None:
     """Replace the autograder of a machine by that of a lab."""
     shutil.rmtree(base / "source", ignore_errors=True)
-    write_autograder(ROOT, lab, "Sample class", "a long secret", base / "autograder.zip")
+    write_autograder(ROOT, lab, "Sample class", "a long secret", base / "autograder.zip", show_all=show_all)
     with zipfile.ZipFile(base / "autograder.zip") as archive:
         archive.extractall(base / "source")
     shutil.copy(base / "source" / "run_autograder", base)
@@ -132,10 +152,11 @@ def test_the_autograder_of_each_other_lab_grades_a_right_region(machine: Path, n
         with pytest.raises(LabError, match=f"lab {lab.number} is not graded"):
             write_autograder(ROOT, lab, "Sample class", "a long secret", machine / "autograder.zip")
         return
-    unpacked(machine, lab)
+    unpacked(machine, lab, show_all=True)
     first = lab.tasks[0]
     tests = graded(machine, {first.id: reference(lab)[first.id]}, wrapped=[])
     assert (total(tests), total(tests, first.id)) == (first.points.total, first.points.total), tests
+    assert {test["visibility"] for test in tests.values()} == {"visible"}, "each upload is graded at once"
 
 
 def total(tests: dict[str, dict[str, object]], task: str = "") -> int:

@@ -19,11 +19,12 @@ import pytest
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.asking import in_words
-from mooncake_lite.labs.checking import check, compared, prediction_of
+from mooncake_lite.labs.checking import check, compared, prediction_of, unfinished
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.judging import Counted
 from mooncake_lite.labs.lab import lab_in
 from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.scores import TaskScore
 from tests.mooncake_lite.labs.trees import ROOT, edit, labs
 from tests.patience import patient, wait_until
 
@@ -67,9 +68,23 @@ def test_a_prediction_is_held_against_what_is_needed_where_the_code_wastes() -> 
     assert said(390, 390).endswith("390, within 3x of that count")
     assert said(100, 90) == "100 bytes were counted. You predicted 90, within 3x of that count"
     assert said(487, 2000, 640) == (
-        "487 bytes were counted; our solution has 640. You predicted 2,000, not within 3x of either"
+        "487 bytes were counted; our solution has 640 (fewer are as good). You predicted 2,000, "
+        "not within 3x of either"
     )
     assert said(100, 900) == "100 bytes were counted. You predicted 900, not within 3x of that count"
+
+
+@pytest.mark.quick
+def test_the_cost_the_prediction_and_the_tidiness_that_are_open_are_named() -> None:
+    task, predicted = LAB.task("2b"), {"bytes_hashed": 7.0}
+    done = TaskScore("2b", "graded", public=8, cost=2, passed=9, tests=9)
+    dear = TaskScore("2b", "graded", public=8, passed=9, tests=9, untidy=["long", "unused"])
+    assert unfinished(task, done, predicted) == []
+    assert unfinished(task, done, {}) == ["prediction of bytes_hashed"]
+    assert unfinished(task, dear, predicted) == [
+        "cost: bytes_hashed is above its limit",
+        "tidiness: 2 findings",
+    ]
 
 
 @pytest.mark.quick
@@ -97,9 +112,11 @@ def test_an_exception_names_the_innermost_line_of_the_student() -> None:
 
 
 def test_a_reason_that_several_tests_share_is_shown_once(tree: Path) -> None:
-    edit(tree / KEYS, "        keys = []\n", "        keys = []\n        raise KeyError(len(tokens))\n")
+    edit(
+        tree / KEYS, "        keys = []\n", "        keys = []\n        assert len(tokens) < 9, len(tokens)\n"
+    )
     result = labs("check", "2", "2b")
-    assert result.output.count("raised     KeyError") < result.output.count("  test       ")
+    assert result.output.count("raised     AssertionError") < result.output.count("  test       ")
     assert result.output.count(": fails like `") > 0
 
 
@@ -222,6 +239,11 @@ def test_an_error_in_a_students_file_is_red_and_names_the_file(tree: Path) -> No
     result = labs("check", "2", "2b")
     assert result.return_value == 1
     assert f"ZeroDivisionError: division by zero in {KEYS}:" in result.output
+    tests = re.search(r"all (\d+) tests of the task fail like this one", result.output)
+    assert tests is not None
+    assert result.output.count("  test       ") == 1
+    said = f"{tests[1]} of {tests[1]} tests; cost and tidiness, which count after the tests"
+    assert f"2b  open: {said}\n" in labs("score", "2").output
     assert f"not tested {KEYS}: it was not imported" in result.output
 
 
@@ -230,6 +252,18 @@ def test_wrong_python_is_red_and_names_the_file_and_the_line(tree: Path) -> None
     result = labs("check", "2", "2b")
     assert result.return_value == 1
     assert f"Python cannot read {KEYS}, line " in result.output
+
+
+def test_a_region_that_python_cannot_read_costs_only_its_own_task(tree: Path) -> None:
+    """The files of both tasks, and of all others, are imported by the same driver."""
+    edit(tree / KEYS, "        keys = []\n", "        keys = [\n")
+    result = labs("check", "2")
+    assert f"2b  Chained keys: 0/8 public\n  gate       Python cannot read {KEYS}, line " in result.output
+    assert f"tested     a copy of {KEYS}, without 2b" in result.output
+    assert "public 32/40 . private" in result.output
+    assert "differs outside" not in result.output
+    assert len(result.output.splitlines()) < 20
+    assert "2b  open: all of it\n" in labs("score", "2").output
 
 
 def test_hints_come_one_after_the_other(tree: Path) -> None:

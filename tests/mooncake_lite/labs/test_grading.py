@@ -22,11 +22,12 @@ from mooncake_lite.labs import grading, regions, sandbox
 from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grade_pages import write_grades
 from mooncake_lite.labs.grading import Grade, grade_folder, read_marks
+from mooncake_lite.labs.histogram import failures
 from mooncake_lite.labs.judging import Case, Outcome
 from mooncake_lite.labs.lab import Points, lab_in
 from mooncake_lite.labs.lowering import Lowered
-from mooncake_lite.labs.scores import score
-from mooncake_lite.labs.submission import pack, read_submission
+from mooncake_lite.labs.scores import TaskScore, score
+from mooncake_lite.labs.submission import Submission, pack, read_submission
 from tests.mooncake_lite.labs.sample_class import (
     SAMPLES,
     STUBS,
@@ -140,10 +141,35 @@ def test_the_table_the_pages_and_gradescope_say_the_same(tmp_path: Path) -> None
     ]
     result = json.loads((tmp_path / "out" / "grades" / "ada.json").read_text())
     assert (result["score"], sum(test["score"] for test in result["tests"])) == (24, 15)
+    assert result["visibility"] == "visible"
+    assert {test["name"].split(": ")[1]: test["visibility"] for test in result["tests"]} == {
+        "public": "visible",
+        **dict.fromkeys(("private", "cost", "tidiness"), "after_published"),
+    }
     page = (tmp_path / "out" / "grades" / "ben.html").read_text()
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
     assert "not within 3x" in (tmp_path / "out" / "grades" / "ada.html").read_text()
+
+
+@pytest.mark.quick
+def test_the_histogram_counts_a_test_once_for_a_student_and_what_was_not_tested() -> None:
+    def grade(task: str, tests: int, *failed: str) -> Grade:
+        scores = {each: TaskScore(each, "not handed in") for each in LAB.ids}
+        said = dict.fromkeys(failed, "a message")
+        return Grade("x", Submission(), scores | {task: TaskScore(task, "graded", tests=tests, failed=said)})
+
+    both = grade("2a", 4, "it_copies [public]", "it_copies [private]", "it_counts [private]")
+    histogram = failures(LAB, [both, grade("2a", 4, "it_counts [public]"), grade("2b", 2)], "<A class>")
+    assert histogram.rows == [
+        ["2a", "it counts", "2", "#" * 20],
+        ["2a", "it copies", "1", "#" * 10],
+        ["2a", "(not handed in, or stopped at a gate)", "1", "#" * 10],
+        ["2b", "(not handed in, or stopped at a gate)", "2", "#" * 20],
+        *([task, "(not handed in, or stopped at a gate)", "3", "#" * 30] for task in ("2c", "2d", "2e")),
+    ]
+    assert histogram.title == "'<A class>', lab 2: which tests fail, of 3 submissions"
+    assert "&lt;A class&gt;" in histogram.as_svg()
 
 
 def test_a_task_has_one_time_limit_for_all_of_its_tests(tree: Path, tmp_path: Path) -> None:

@@ -176,11 +176,11 @@ def test_a_file_that_changed_while_it_was_tested_is_not_reported_as_tested(tmp_p
     (tmp_path / "a.py").write_text("1")
     outcome: Any = SimpleNamespace(cases=[1], files={"a.py": "another digest"})
     with pytest.raises(LabError, match=r"a\.py was changed while it was tested"):
-        checking._tested(tmp_path, {"a.py": ""}, outcome)
+        checking._tested(tmp_path, {"a.py": ""}, {}, outcome)
     outcome.files = {}
-    assert checking._tested(tmp_path, {"a.py": ""}, outcome) == ["not tested a.py: it was not imported"]
+    assert checking._tested(tmp_path, {"a.py": ""}, {}, outcome) == ["not tested a.py: it was not imported"]
     outcome.cases = []
-    assert checking._tested(tmp_path, {"a.py": ""}, outcome) == []
+    assert checking._tested(tmp_path, {"a.py": ""}, {}, outcome) == []
 
 
 def test_a_region_of_too_many_characters_and_a_function_in_one_line_are_refused() -> None:
@@ -219,7 +219,7 @@ def test_kernels_are_not_judged_where_nothing_can_be_lowered(monkeypatch: pytest
     assert lowering.lower(ROOT, LAB, tasks, level="none").problems == {"2a": f"{FAILED}: it crashed"}
     assert lowering.device(ROOT, LAB).error == "it crashed"
     said: list[str] = []
-    assert checking._on_gpu(ROOT, LAB, tasks, {}, said.append)
+    assert checking._on_gpu(ROOT, LAB, tasks, ROOT, {}, said.append)
     assert said == ["no GPU run: it crashed"]
 
 
@@ -231,10 +231,10 @@ def test_kernels_on_a_gpu_are_counted_and_those_that_fail_are_told(monkeypatch: 
     monkeypatch.setattr(checking, "device", lambda root, lab: lowering.Device("an H200"))
     monkeypatch.setattr(checking, "run_tests", lambda *_, **__: SimpleNamespace(cases=cases))
     said: list[str] = []
-    assert not checking._on_gpu(ROOT, LAB, LAB.tasks, {}, said.append)
+    assert not checking._on_gpu(ROOT, LAB, LAB.tasks, ROOT, {}, said.append)
     assert said == ["on an H200: 1 of 2 tests of kernels", "  test       a b", "  wrong\n  row"]
     cases[0].passed = True
-    assert checking._on_gpu(ROOT, LAB, LAB.tasks, {}, said.append)
+    assert checking._on_gpu(ROOT, LAB, LAB.tasks, ROOT, {}, said.append)
 
 
 def test_a_machine_on_which_a_confined_program_does_not_run_allows_no_sandbox(

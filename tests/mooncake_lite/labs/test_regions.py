@@ -7,6 +7,7 @@ import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from mooncake_lite.errors import LabError
@@ -140,6 +141,15 @@ def test_a_body_is_refused_as_too_deep_where_python_itself_cannot_read_it(deep: 
         ("[held.tb_frame.f_back]", "uses f_back, an attribute of Python's own frames"),
         ("global take", "outer name take"),
         ("[os for os in held]; eval('1')", "uses the name eval"),
+        ("[open for open in held]; open('x')", "uses the name open"),
+        ("held = (lambda eval: 0), eval", "uses the name eval"),
+        ("class Own: get = open; open = 1", "uses the name open"),
+        ("__builtins__", "uses the name __builtins__"),
+        ("__builtins__ = new; held = __builtins__", "uses the name __builtins__"),
+        ("held.__builtins__", "private attribute __builtins__"),
+        ("held.f_builtins", "uses f_builtins, an attribute of Python's own frames"),
+        ("match held:\n            case int(gi_frame=new): pass", "uses gi_frame"),
+        ("'{0.gi_frame.f_locals}'.format(held)", "uses gi_frame"),
     ],
 )
 def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
@@ -147,7 +157,31 @@ def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
     source = (ROOT / task.file).read_text(encoding="utf-8")
     wrong = regions.replace(source, task.function, f"        {line}\n        return None\n")
     assert says in look_at(LAB, task, wrong)
-    assert "line 1 of the region" in look_at(LAB, task, wrong)
+    assert look_at(LAB, task, wrong).startswith(f"line {2 if 'match' in line else 1} of the region")
+    anything = msgspec.structs.replace(task, private=["__builtins__"])
+    assert "__builtins__" not in says or says in look_at(LAB, anything, wrong)
+
+
+def test_a_region_may_use_its_own_names_in_every_scope() -> None:
+    task = LAB.task("2a")
+    source = (ROOT / task.file).read_text(encoding="utf-8")
+    text = """\
+        try:
+            order = sorted(held, key=lambda page: (page, len(held)))
+        except ValueError as error:
+            print(error)
+        def inner(number, *rest, **more):
+            return [other for other in order if (twice := 2 * other) > number], rest, more, twice
+        class Own:
+            def size(self):
+                return len(order)
+        match new:
+            case [first, *others]:
+                return inner(first), others, Own
+            case {"a": one, **left}:
+                return one, left
+    """
+    assert look_at(LAB, task, regions.replace(source, task.function, text)) == ""
 
 
 @pytest.mark.parametrize("lines", [regions.MOST_LINES, regions.MOST_LINES + 1])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import json
 import re
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,8 @@ from mooncake_lite.labs.questions import as_toml, real_answers
 from mooncake_lite.labs.release import leaks, release, solutions
 from mooncake_lite.labs.variant import class_of, public_seed, sheet
 from tests.mooncake_lite.labs.sample_class import reference
-from tests.mooncake_lite.labs.trees import ROOT, edit, git, labs, labs_of
+from tests.mooncake_lite.labs.test_autograder import installed
+from tests.mooncake_lite.labs.trees import ROOT, command, edit, git, labs, labs_of
 
 LAB = lab_in(ROOT, 2)
 SEED = "a long secret"
@@ -42,6 +45,15 @@ def tree(released: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     shutil.copytree(released, tmp_path / "tree")
     monkeypatch.chdir(tmp_path / "tree")
     return tmp_path / "tree"
+
+
+def group(name: str) -> list[str]:
+    """Return the packages of a group of pyproject.toml."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    wanted = groups[name]
+    return [
+        each for one in wanted for each in ([one] if isinstance(one, str) else group(one["include-group"]))
+    ]
 
 
 def fill_in(tree: Path, texts: dict[str, str]) -> None:
@@ -163,10 +175,40 @@ def test_a_release_grades_with_its_own_code_and_tests(tree: Path, tmp_path: Path
         path.write_text(path.read_text().replace("40 * 2000", "41 * 2000"))
     out = tmp_path / "grades.csv"
     grade = ["grade", str(tmp_path / "in"), "--lab", "2", "--trusted", "--seed", SEED, "--out", str(out)]
-    assert labs(*grade).return_value == 0
+    run = command(tree, "labs", *grade)
+    assert run.returncode == 0
+    assert "'Sample class', lab 2: which tests fail, of 1 submissions" in run.stdout
+    assert "stopped at a gate" in (tmp_path / "grades.failures.svg").read_text()
     (row,) = csv.DictReader(out.open())
     assert (row["automatic"], row["cost"]) == ("14", "1")
     assert "82000 are allowed" in (tmp_path / "grades" / "ada.html").read_text()
+
+
+def test_a_rank_that_a_user_starts_with_mpirun_in_a_release_runs_its_code(tree: Path) -> None:
+    edit(tree / "mooncake_lite/rank.py", "mpirun started", "in the release mpirun started")
+    run = command(tree, "serve", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    assert "error: in the release mpirun started 2 ranks" in run.stderr
+
+
+def test_commands_in_a_release_run_its_code_in_the_light_environment_and_a_stub_is_one_line(
+    tree: Path, tmp_path: Path
+) -> None:
+    """`make labs` installs one group of pyproject.toml. The environment has the checkout, without stubs."""
+    there = {name.lower().replace("-", "_") for name in installed(group("labs"))} | {"mooncake_lite", "pip"}
+    absent = [
+        module
+        for module, owners in importlib.metadata.packages_distributions().items()
+        if there.isdisjoint(owner.lower().replace("-", "_") for owner in owners) and module != "tests"
+    ]
+    assert {"torch", "mpi4py", "httpx"} <= set(absent)
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({absent!r})\n")
+    light = partial(command, tree / "docs", PYTHONPATH=str(tmp_path))
+    assert "public 0/40" in light("labs", "check", "2").stdout
+    run = light("simulate", "policies", "--rate", "2")
+    said = "lab 2, task 2a is not written yet; `mooncake-lite labs check 2 2a` names its function"
+    assert (run.stderr, run.returncode) == (f"mooncake-lite: error: {said}\n", 1)
+    said = "this command needs the package httpx, which this environment lacks: run `make venv`"
+    assert light("top").stderr == f"mooncake-lite: error: {said}\n"
 
 
 def test_a_change_outside_of_a_region_is_named_and_not_handed_in(tree: Path) -> None:
@@ -243,9 +285,9 @@ def test_a_release_installs_and_runs_by_its_own_readme(released: Path, tmp_path:
         pytest.skip("installs everything anew, for minutes; make soak does it")
     tree = shutil.copytree(released, tmp_path / "tree")
     readme = (tree / "README.md").read_text()
-    assert "make venv" in readme
+    assert "make labs  " in readme
     assert "mooncake-lite labs check 2" in readme
-    subprocess.run(["make", "venv"], cwd=tree, check=True, timeout=1800)
+    subprocess.run(["make", "labs"], cwd=tree, check=True, timeout=1800)
     command = [".venv/bin/mooncake-lite", "labs", "check", "2"]
     check = partial(subprocess.run, command, cwd=tree, capture_output=True, text=True, timeout=120)
     run = check()

@@ -14,7 +14,7 @@ from mooncake_lite.cli import cli
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.judging import Judge, Run, Session, rows_to
 from mooncake_lite.labs.notes import Notes, write_notes
-from mooncake_lite.labs.show import read_trace_of
+from mooncake_lite.labs.show import beside, read_trace_of, with_lines
 from tests.mooncake_lite.labs.trees import ROOT, labs
 
 pytestmark = pytest.mark.quick
@@ -145,8 +145,10 @@ def test_show_names_the_test_and_says_when_there_is_nothing_to_draw(
 ) -> None:
     monkeypatch.setattr("mooncake_lite.labs.commands.find_root", lambda start: tmp_path)
     (tmp_path / "tutorials").symlink_to(ROOT / "tutorials")
-    write_notes(tmp_path, Notes(traces={"2b": TABLE | {"test": "test_a_key_is_there"}}))
-    assert labs("show", "2b").output == f"2b, test `a key is there`\n{TEXTS['table']}\n"
+    said = ["called     f()", "raised     KeyError: 7"]
+    write_notes(tmp_path, Notes(traces={"2b": TABLE | {"test": "test_a_key_is_there", "said": said}}))
+    below = "\n".join(said)
+    assert labs("show", "2b").output == f"2b, test `a key is there`\n{TEXTS['table']}\n\n{below}\n"
     with pytest.raises(LabError, match="nothing to draw for 2c: no test with a picture failed"):
         labs("show", "2c")
 
@@ -185,3 +187,29 @@ def test_a_picture_and_what_was_printed_belong_to_the_answer_that_they_came_with
     with pytest.raises(pytest.fail.Exception, match="printed    saw 2\n"):
         judge.expect(5, 6, "blocks(2)", "the number of blocks")
     assert session.outcome.traces == {}
+    judge.trace(PAGES)
+    with pytest.raises(pytest.fail.Exception):
+        judge.expect(5, 6, "blocks(2)", "the number of blocks")
+    assert "expected   6" in beside(list(session.outcome.traces["2b"]["said"]))
+
+
+def test_what_came_back_stands_above_what_was_expected_with_a_mark_where_they_differ() -> None:
+    said = ["called     f()", "came back  [1, 2, 3]", "expected   [1, 7, 3]", "breaks     order"]
+    assert beside(said) == ["", *said[:3], " " * 15 + "^ here they begin to differ", said[3]]
+    longer = ["called     f()", "came back  " + "a" * 100, "expected   " + "a" * 101, "breaks     order"]
+    assert beside(longer)[4:6] == ["came back  " + "a" * 10, "expected   " + "a" * 11]
+    assert beside(longer)[6] == " " * 21 + "^ here they begin to differ"
+    raised = ["called     f()", "raised     KeyError: 7"]
+    assert beside(raised) == ["", *raised]
+    assert beside([]) == []
+
+
+def test_the_lines_below_a_picture_are_inside_its_frame() -> None:
+    for trace in (PAGES, ACCESSES, TABLE):
+        svg = with_lines(read_trace_of(trace).as_svg(), ["", "came back  <1>", "expected   " + "x" * 300])
+        root = ElementTree.fromstring(svg)
+        texts = list(root.iter(f"{SVG}text"))
+        assert texts[-4].text == "came back  <1>"
+        assert float(texts[-1].get("y", "")) < float(root.get("height", ""))
+        assert max(7 * len(text.text or "") for text in texts[-4:]) < float(root.get("width", ""))
+    assert with_lines(svg, []) == svg

@@ -70,6 +70,14 @@ def labs_of(tree: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+def command(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `mooncake-lite` in a folder, as it is installed in the environment of the tests."""
+    line = [str(Path(sys.executable).with_name("mooncake-lite")), *arguments]
+    return subprocess.run(
+        line, cwd=folder, env=os.environ | env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 def labs(*arguments: str) -> Result:
     """Run `mooncake-lite labs` in the folder of the test; raises what the command raises."""
     result = CliRunner().invoke(cli, ["labs", *arguments], standalone_mode=False)

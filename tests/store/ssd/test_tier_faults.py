@@ -160,7 +160,7 @@ def test_a_foreign_file_is_set_aside_whatever_it_is(tier_at, tmp_path, sealed) -
         (8, "<I", 9, "format version 9; this program reads 2"),
         (24, "<Q", 0, "impossible sizes: 0 blocks"),
         (32, "<Q", 1, "impossible sizes: 3 blocks of 1 B"),
-        (40, "<Q", 4095, "table 0 at 4095 lies outside the file"),
+        (40, "<Q", 4095, "the table of offsets at 4095 lies outside the file"),
         (72, "<I", 0, "impossible layout: layers=0"),
         (92, "<I", 77, "impossible layout: codec 77 is unknown"),
     ],

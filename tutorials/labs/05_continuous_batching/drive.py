@@ -6,8 +6,10 @@ books of a rank are made by hand, and 5b gets a plain function in place of that 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from mooncake_lite.labs.counting import CountedNumber, counting
@@ -251,14 +253,50 @@ class CountedTokens(CountedNumber):
     __bool__ = counting("__bool__")
 
 
+MOST_ROUNDS = 20_000
+
+
+class Rounds:
+    """Counts the rounds of loops in a file, and the calls of functions that are defined there.
+
+    Each step back to an earlier or the same line of a function is a round. Use it in a `with` statement.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file, self.count = file, 0
+        self._lines: dict[FrameType, int] = {}
+
+    def __enter__(self) -> Rounds:
+        sys.settrace(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _see(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != self.file:
+            return None
+        if frame not in self._lines or (event == "line" and frame.f_lineno <= self._lines[frame]):
+            self.count += 1
+            if self.count == MOST_ROUNDS:  # far above every limit; to see each line takes long
+                sys.settrace(None)
+        self._lines[frame] = frame.f_lineno
+        return self._see
+
+
 def share(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Share budgets. Tells the sizes, whether `wanted` was changed, and how often tokens were compared."""
+    """Share budgets. Tells the sizes, whether `wanted` was changed, and how often tokens were compared.
+
+    A region could turn the numbers into plain ones, which count no comparison. So rounds of loops are counted
+    too, and the larger count is told.
+    """
     seen = []
     for given in inputs:
         wanted = [CountedTokens(tokens) for tokens in given["wanted"]]
         CountedTokens.count = 0
-        sizes = chunk_sizes(given["budget"], wanted)
-        compared = CountedTokens.count
+        with Rounds(chunk_sizes.__code__.co_filename) as rounds:
+            sizes = chunk_sizes(given["budget"], wanted)
+        compared = max(CountedTokens.count, rounds.count)
         changed = [int(tokens) for tokens in wanted] != given["wanted"]
         seen.append({"sizes": [int(size) for size in sizes], "changed": changed, "compared": compared})
     return seen

@@ -263,7 +263,7 @@ def test_a_refused_file_is_closed(lab: Judge) -> None:
         [after.came_to for after in seen],
         [WHOLE, REFUSED, REFUSED, "FileNotFoundError", "OSError"],
         f"open_sealed() of {'; '.join(cases)} (exceptions)",
-        "files are opened with _open, which follows no link; what it raises is not changed",
+        "files are opened by _Source, which follows no link; what it raises is not changed",
     )
     lab.expect(
         [after.left_open for after in seen],

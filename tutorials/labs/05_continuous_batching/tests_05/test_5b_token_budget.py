@@ -57,7 +57,7 @@ def batch(lab: Judge, rank: Rank, called: str, ahead: str | None = None) -> Seen
             pages = " ".join(map(str, grown.get(job["name"], ()))) or "none"
             rows.append([job["name"], stage, tokens, str(sizes.get(job["name"], "none")), pages])
     title = f"a pass with a budget of {rank.limits['tokens']} tokens, {len(rank.free)} pages are free"
-    columns = ["job", "stage", "tokens to compute", "in the pass", "new pages"]
+    columns = ["job", "stage", "tokens to compute", "in the pass", "numbers of its new pages"]
     lab.trace({"kind": "table", "title": title, "columns": columns, "rows": rows})
     return seen
 

@@ -1,15 +1,11 @@
-    fd = _open(path)
-    try:
-        header = _read_header(fd, path)
-        offsets = _read_table(fd, path, header, 0, 1)[:, 0]
+    with _Source(path) as source:
+        header = source.header()
+        offsets = source.table(header, "offsets")
         _check_offsets(offsets, header, path)
-        gaps = list(_gaps(offsets, header.layout.nbytes, header.file_nbytes))
-        if _hash_ranges(fd, gaps, path) != header.metadata_hash:
+        if source.hash_of(_gaps(offsets, header)) != header.metadata_hash:
             raise SegmentFileError(path, "metadata is corrupt: its hash differs")
-        keys = _read_table(fd, path, header, 1, 1)[:, 0]
-        digests = _read_table(fd, path, header, 2, 1)[:, 0]
-        checksums = _read_table(fd, path, header, 3, header.layout.layers)
-    finally:
-        os.close(fd)
+        keys = source.table(header, "keys")
+        digests = source.table(header, "digests")
+        checksums = source.table(header, "checksums")
     same_kind = layout is None or (header.layout == layout and header.fingerprint == fingerprint)
     return SealedFile(path, number, header, keys, digests, offsets, checksums, same_kind)

@@ -1,14 +1,9 @@
-    fd = _open(path)
-    try:
-        header = _read_header(fd, path)
-        columns = (1, 1, 1, header.layout.layers)
-        tables = [_read_table(fd, path, header, i, n) for i, n in enumerate(columns)]
-        offsets, keys, digests = (table.ravel() for table in tables[:3])
-        _check_offsets(offsets, header, path)
-        ranges = [*_gaps(offsets, header.layout.nbytes, header.file_nbytes)]
-        if header.metadata_hash != _hash_ranges(fd, ranges, path):
+    with _Source(path) as source:
+        header = source.header()
+        tables = {name: source.table(header, name) for name in ("offsets", "keys", "digests", "checksums")}
+        _check_offsets(tables["offsets"], header, path)
+        ranges = [*_gaps(tables["offsets"], header)]
+        if header.metadata_hash != source.hash_of(ranges):
             raise SegmentFileError(path, "bytes between the blocks are corrupt")
-    finally:
-        os.close(fd)
     same = layout is None or (layout, fingerprint) == (header.layout, header.fingerprint)
-    return SealedFile(path, number, header, keys, digests, offsets, tables[3], same_kind=same)
+    return SealedFile(path, number, header, **tables, same_kind=same)
