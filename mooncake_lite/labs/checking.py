@@ -172,7 +172,7 @@ def compared(task: LabTask, cost: Counted, predicted: float) -> str:
     )
 
 
-def near(predicted: float, count: int) -> bool:
+def near(predicted: float, count: float) -> bool:
     """Tell whether a prediction is within a factor of WITHIN of a count."""
     return count / WITHIN <= predicted <= count * WITHIN
 

@@ -71,7 +71,7 @@ def check(number: int, task: str | None, watch: bool, gpu: bool) -> int:
     if not watch:
         return _check_once(root, lab, tasks, gpu)
     files = [root / file for file in lab.files]
-    files += [root / lab.folder / name for name in ("prediction.toml", "answers.toml")]
+    files += [root / lab.folder / name for name in ("prediction.toml", lab.answers_file)]
     while True:
         before = _saved(files)
         _check_once(root, lab, tasks, gpu)
@@ -111,7 +111,7 @@ def show(task: str, svg: Path | None) -> None:
     said: list[str] = []
     if task.isdecimal():
         root, lab = lab_here(int(task))
-        if lab.tasks:
+        if not lab.questions:
             raise LabError(f"lab {task} has tasks; name one: mooncake-lite labs show {lab.ids[0]}")
         drawn = picture(root, lab)
     else:
@@ -179,7 +179,7 @@ def _score(root: Path, lab: Lab) -> str:
     from mooncake_lite.labs.checking import score_in_words
     from mooncake_lite.labs.questions import answers_in_words
 
-    return score_in_words(root, lab) if lab.tasks else answers_in_words(root, lab)
+    return answers_in_words(root, lab) if lab.questions else score_in_words(root, lab)
 
 
 def _check_once(root: Path, lab: Lab, tasks: list[LabTask], gpu: bool) -> int:
@@ -188,8 +188,8 @@ def _check_once(root: Path, lab: Lab, tasks: list[LabTask], gpu: bool) -> int:
 
     click.echo(f"checking lab {lab.number}, {' '.join(task.id for task in tasks) or 'answers'}")
     try:
-        if not lab.tasks:
-            return 0 if check_answers(root, lab, click.echo) else 1
+        if lab.questions:
+            return 0 if check_answers(root, lab, tasks, click.echo) else 1
         return 0 if run(root, lab, tasks, click.echo, gpu=gpu) else 1
     except LabError as error:
         click.echo(str(error))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mooncake_lite.errors import LabError
@@ -24,7 +24,7 @@ from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.mutants import mutants
-from mooncake_lite.labs.questions import ANSWERS, TRACE, Answer, as_toml, check_answers, real_answers
+from mooncake_lite.labs.questions import TRACE, Answer, as_toml, check_answers, real_answers
 from mooncake_lite.labs.release import release
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import score
@@ -46,7 +46,7 @@ Problems = Iterator[str]
 
 def dev_check(root: Path, lab: Lab, *, quick: bool, say: Callable[[str], None]) -> bool:
     """Test all rules on one lab, or those that take seconds. Return whether there are no problems."""
-    rules = [*QUICK_RULES, *(() if quick else SLOW_RULES)] if lab.tasks else list(QUESTION_RULES)
+    rules = [*QUICK_RULES, *(() if quick else SLOW_RULES)] if lab.files else list(QUESTION_RULES)
     good = True
     with bench_of(root, lab) as bench:
         for rule in rules:
@@ -116,24 +116,26 @@ def only_right_answers_are_accepted(bench: Bench) -> Problems:
     write_data(bench.root, bench.tree, bench.lab, seed)
     real = real_answers(bench.root, bench.lab, seed)
 
-    def checked(answers: dict[str, Answer]) -> tuple[bool, list[str]]:
+    def checked(answers: dict[str, Answer], tasks: Sequence[LabTask]) -> tuple[bool, list[str]]:
         said: list[str] = []
-        (folder / ANSWERS).write_text(as_toml(answers), encoding="utf-8")
-        return check_answers(bench.tree, bench.lab, said.append), said
+        (folder / bench.lab.answers_file).write_text(as_toml(answers), encoding="utf-8")
+        return check_answers(bench.tree, bench.lab, tasks, said.append), said
 
     try:
         (folder / TRACE).touch()
         (folder / PREDICTION).write_text(as_toml(real), encoding="utf-8")
-        good, said = checked(real)
+        good, said = checked(real, bench.lab.tasks)
         if not good:
             yield f"the real answers are not accepted: {said}"
-        for name, answer in real.items():
-            wrong = [*answer, "One"] if isinstance(answer, list) else answer + 1
-            good, said = checked(real | {name: wrong})
-            if good or [line.split()[0] for line in said if "not right" in line] != [name]:
+        for question, answer in zip(bench.lab.questions, real.values(), strict=True):
+            name, tasks = question.name, [task for task in bench.lab.tasks if task.id == question.task]
+            wrong = [*answer, "One"] if isinstance(answer, list) else 99 * answer + 1
+            good, said = checked(real | {name: wrong}, tasks)
+            named = {line.split()[0] for line in said if "not right" in line}
+            if good or name not in named or (named != {name} and not question.played):
                 yield f"{name} = {wrong} is not named as the wrong answer: {said}"
     finally:
-        for name in (ANSWERS, PREDICTION, TRACE):
+        for name in (bench.lab.answers_file, PREDICTION, TRACE):
             (folder / name).unlink(missing_ok=True)
 
 
@@ -283,5 +285,5 @@ QUESTION_RULES = (
     only_right_answers_are_accepted,
     nothing_survives_in_a_release,
 )
-"""Of a lab without tasks."""
+"""Of a lab without regions."""
 SLOW_RULES = (check_is_quick, mutants_are_noticed, grading_survives_hostile_code)

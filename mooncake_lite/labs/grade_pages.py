@@ -69,7 +69,7 @@ def _row(lab: Lab, grade: Grade) -> list[object]:
 
 def page(lab: Lab, grade: Grade) -> str:
     """Return the page of one student."""
-    parts = {part: (grade.part(part), possible(lab, part)) for part in PARTS}
+    parts = {part: (grade.part(part), most) for part in PARTS if (most := possible(lab, part))}
     return template("grade.html", lab=lab, grade=grade, parts=parts, marks=MOST_MARKS)
 
 
@@ -88,6 +88,7 @@ def gradescope(lab: Lab, grade: Grade, show_all: bool) -> dict[str, object]:
         }
         for task in lab.tasks
         for part in PARTS
+        if getattr(task.points, part)
     ]
     return {
         "score": grade.total,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mooncake_lite import __version__
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs import regions, sandbox
+from mooncake_lite.labs import questions, regions, sandbox
 from mooncake_lite.labs.checking import compared, prediction_of
 from mooncake_lite.labs.gates import look_at, transplanted
 from mooncake_lite.labs.judging import Outcome
@@ -25,6 +25,7 @@ from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import Lowered, lower
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.scores import TaskScore, not_run, score, sum_of
+from mooncake_lite.labs.starting import Recorded, record
 from mooncake_lite.labs.submission import Submission, read_submission
 from mooncake_lite.labs.tidy import untidy
 from mooncake_lite.labs.trees import child_files, copied
@@ -77,6 +78,7 @@ class Grader:
     root         the full repository, with the tests
     clean        a release tree: packages and driver, with stubs
     level        how children are confined
+    recorded     what the answers to questions are compared with, in a lab of numbers
     check_names  whether a region that uses other names than lab.toml lists is refused
     """
 
@@ -85,6 +87,7 @@ class Grader:
     clean: Path
     seeds: Mapping[str, int]
     level: sandbox.Level
+    recorded: Recorded | None = None
     check_names: bool = True
 
     def judged(self, name: str, submission: Submission) -> Grade:
@@ -99,6 +102,9 @@ class Grader:
         return grade
 
     def _judge(self, submission: Submission, grade: Grade) -> None:
+        if self.recorded is not None:
+            self._judge_numbers(self.recorded, submission, grade)
+            return
         sources = {file: (self.clean / file).read_text(encoding="utf-8") for file in self.lab.files}
         states = {task.id: self._fill_in(task, submission, sources) for task in self.lab.tasks}
         ready = [task for task in self.lab.tasks if not states[task.id]]
@@ -114,6 +120,27 @@ class Grader:
             problem = lowered.problems.get(task.id, "")
             grade.scores[task.id] = seen.nothing(problem) if problem else seen
         self._compare(submission, grade)
+
+    def _judge_numbers(self, recorded: Recorded, submission: Submission, grade: Grade) -> None:
+        """Compare the numbers of a submission with those of the class, and its predictions too."""
+        lab, numbers = self.lab, submission.numbers
+        grade.scores = {task.id: not_run(task, "not handed in") for task in lab.tasks}
+        try:
+            answers, unread = questions.parse_answers(numbers.encode(), "numbers.toml", lab)
+            if numbers.strip():
+                verdicts = questions.judged(self.root, lab, lab.questions, recorded, answers, unread)
+                outcome = questions.outcome_of(lab.questions, verdicts)
+                grade.scores = {task.id: score(task, outcome, []) for task in lab.tasks}
+                grade.messages += [words for name, words in unread.items() if name not in verdicts]
+            predicted, wrong = questions.parse_answers(submission.prediction.encode(), "prediction.toml", lab)
+        except LabError as error:
+            grade.messages.append(str(error))
+            return
+        grade.messages += wrong.values()
+        grade.predictions += [
+            f"{name}: {questions.compared(recorded.answers[name], number)}"
+            for name, number in predicted.items()
+        ]
 
     def _fill_in(self, task: LabTask, submission: Submission, sources: dict[str, str]) -> str:
         """Put a region into its file. Return why it is not tested; empty when it is."""
@@ -182,7 +209,7 @@ def grade_folder(
     submissions = [read_submission(path, lab) for path in archives]
     must_be_of_one_class(root, seed, submissions)
     level: sandbox.Level = "none"
-    if not trusted:
+    if lab.files and not trusted:
         level, why = sandbox.required()
     if level == "uid" and (found := solved_trees(root, lab)):
         raise LabError(
@@ -194,9 +221,11 @@ def grade_folder(
     with tempfile.TemporaryDirectory(prefix="mlab") as clean:
         copied(root, Path(clean), child_files(root, lab), lab.files)
         seeds = {"public": public_seed(seed), "private": private_seed(seed)}
+        recorded = record(root, lab, seeds["public"]) if lab.questions else None
         grader = Grader(
-            root=root, lab=lab, clean=Path(clean), seeds=seeds, level=level, check_names=check_names
-        )
+            root=root, lab=lab, clean=Path(clean), seeds=seeds, level=level, recorded=recorded,
+            check_names=check_names,
+        )  # fmt: skip
         with ThreadPoolExecutor(jobs) as pool:
             grades = []
             for grade in pool.map(grader.judged, names, submissions):

@@ -169,6 +169,8 @@ def list_mutants(number: int, task: str | None) -> int:
     from mooncake_lite.labs.survivors import equal_of, survivors
 
     root, lab = lab_here(number)
+    if not lab.files:
+        raise LabError(f"lab {number} has no regions, so nothing in it can be mutated")
     left = 0
     with bench_of(root, lab) as bench:
         known = equal_of(bench)

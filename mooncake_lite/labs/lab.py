@@ -51,8 +51,8 @@ class Points(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.public + self.private + self.cost + self.tidiness
 
 
-class LabTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One region and what is asked of it.
+class LabTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One region and what is asked of it; in a lab of numbers, some of its questions.
 
     id, title   "2a" and a few words
     file        of the region, from the root of the tree
@@ -67,12 +67,12 @@ class LabTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     id: str
     title: str
-    file: str
-    function: str
-    names: list[str]
-    private: list[str]
+    file: str = ""
+    function: str = ""
+    names: list[str] = []
+    private: list[str] = []
     hints: list[str]
-    cost: Cost
+    cost: Cost = Cost("", "", "")
     points: Points
     key: list[str] = []
     kernels: list[str] = []
@@ -102,21 +102,29 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question of a lab that has no tasks. data.py of the lab's tests computes its answer.
+    """A question of a lab without regions. data.py of the lab's tests computes its answer.
 
-    name, unit  as prediction.toml and answers.toml name it, and of its number
+    name, unit  as the student's file names it, and of its number; an answer without a unit is a list of words
     text        the question, one sentence
     look        where the answer can be seen
+    task        to which it belongs, in a lab of numbers
+    within      share of the answer by which a number may differ; 0: none
+    played      whether trial.py of the lab's tests judges it, in place of the answer
     """
 
     name: str
     unit: str
     text: str
     look: str
+    task: str = ""
+    within: float = 0.0
+    played: bool = False
 
 
 class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole of lab.toml. A lab has tasks, which are graded, or questions, which are not.
+
+    A lab of numbers has both: its tasks have no regions, and each question belongs to a task.
 
     names     builtins that every region may use
     variant   size -> the values of which each class gets one; the sheet names them in braces
@@ -152,9 +160,14 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [task.id for task in self.tasks]
 
     @property
+    def answers_file(self) -> str:
+        """Return the name of the file with a student's answers to the questions."""
+        return "numbers.toml" if self.tasks else "answers.toml"
+
+    @property
     def drivers(self) -> list[str]:
         """Return the drivers of the tasks, from the root of the tree."""
-        return sorted({f"{self.folder}/{task.driver}" for task in self.tasks})
+        return sorted({f"{self.folder}/{task.driver}" for task in self.tasks if task.file})
 
     def must_be_graded(self) -> None:
         """Raise LabError for a lab without tasks."""
@@ -168,7 +181,7 @@ class Lab(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def files(self) -> dict[str, dict[str, str]]:
         """Return {file: {function: task}} of all regions."""
         found: dict[str, dict[str, str]] = {}
-        for task in self.tasks:
+        for task in (task for task in self.tasks if task.file):
             found.setdefault(task.file, {})[task.function] = task.id
         return found
 
@@ -225,8 +238,10 @@ def _problem(lab: Lab, name: str) -> str:
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) != lab.number:
         return f"number = {lab.number}, and the folder is called {name}"
-    if bool(lab.tasks) == bool(lab.questions):
+    if not lab.tasks and not lab.questions:
         return "a lab has either [[tasks]] or [[questions]]"
+    if lab.questions and {question.task for question in lab.questions} != set(lab.ids or [""]):
+        return "each question names a task, and each task has questions"
     if len(lab.tasks) > MOST_REGIONS:
         return f"{len(lab.tasks)} tasks, and a lab has at most {MOST_REGIONS}"
     if len(set(lab.ids)) != len(lab.ids):
@@ -236,4 +251,6 @@ def _problem(lab: Lab, name: str) -> str:
             return f"task {task.id!r} must be called {lab.number}a, {lab.number}b and so on"
         if len(task.hints) != 3:
             return f"task {task.id} has {len(task.hints)} hints, and a task has 3"
+        if bool(task.file and task.function and task.cost.name) == bool(lab.questions):
+            return f"task {task.id} has either questions, or a file, a function and a cost"
     return ""

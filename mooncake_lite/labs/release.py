@@ -25,7 +25,9 @@ CONFTEST = f"{FOLDER}/conftest.py"
 """The fixtures of all labs' tests."""
 ATTEMPTS = "attempts/"
 """In the folder of a lab, what others have handed in; it does not belong to a release."""
-STUDENTS = ("prediction.toml", "answers.toml", "report.md", "figures/", "data/", "run.")
+QUESTION_TESTS = ("/__init__.py", "/trial.py")
+"""Of the folder of tests of a lab of questions, what a release has: the others compute the answers."""
+STUDENTS = ("prediction.toml", "answers.toml", "numbers.toml", "report.md", "figures/", "data/", "run.")
 """What a student adds to the folder of a lab; it does not belong to a release."""
 ARCHIVES = ".zip"
 """Ending of submissions and autograders, which may lie in a checkout."""
@@ -61,6 +63,8 @@ def _belongs(name: str, lab: Lab) -> bool:
         return False
     if name.startswith(f"{FOLDER}/"):
         own = name.removeprefix(f"{lab.folder}/")
+        if lab.questions and name.startswith(f"{lab.tests}/") and not name.endswith(QUESTION_TESTS):
+            return False
         return own != name and not own.startswith((*STUDENTS, ATTEMPTS))
     return not name.startswith((".git", ".ci/")) or name == ".gitignore"
 
@@ -91,7 +95,7 @@ def solutions(root: Path, lab: Lab) -> set[tuple[str, str, str]]:
     """Return each three consecutive lines of the lab's regions."""
     return {
         lines
-        for task in lab.tasks
+        for task in (lab.tasks if lab.files else ())
         for lines in regions.runs_of_three(
             regions.body((root / task.file).read_text(encoding="utf-8"), task.function)
         )

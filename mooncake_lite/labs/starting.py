@@ -5,6 +5,7 @@ Used by `labs start`. It knows git and files. Explained in docs/explain/labs.md.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,23 @@ from mooncake_lite.labs.variant import class_of, sheet, sizes
 
 STARTED = "labs: start lab"
 """Begins the message of the commit that puts stubs in place of solutions."""
-RECORDED = "recorded.json"
-"""The answers of a class to the questions of a lab, and its picture, in the folder of the lab's tests."""
+RECORDED = "recorded.bin"
+"""A `Recorded` in the folder of the lab's tests. It is packed, so that no search shows an answer."""
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """What a lab without tasks compares answers with. A whole tree computes it, before a student works.
+    """What answers to questions are compared with. A whole tree computes it, before a student works.
 
     answers   {question: answer}
-    timeline  the messages of the requests
+    timeline  the messages of the requests, in a lab with a picture
+    slips     {question: [(wrong number, what a student who gets it should look at)]}
+    files     {file: bytes} that trial.py plays
     """
 
-    answers: dict[str, int | list[str]]
-    timeline: MessagesTrace
+    answers: dict[str, int | float | list[str]]
+    timeline: MessagesTrace | None = None
+    slips: dict[str, list[tuple[float, str]]] = {}
+    files: dict[str, bytes] = {}
 
 
 def start(root: Path, lab: Lab) -> str:
@@ -71,7 +76,7 @@ def released_base(root: Path) -> str:
 def write_data(root: Path, into: Path, lab: Lab, seed: int) -> None:
     """Write the data of a variant into the lab's folder of a tree. data.py of the lab's tests makes them.
 
-    For a lab without tasks, also write what its answers are compared with.
+    For a lab of questions, also write what their answers are compared with.
     """
     if not (root / lab.tests / "data.py").exists():
         return
@@ -81,16 +86,28 @@ def write_data(root: Path, into: Path, lab: Lab, seed: int) -> None:
     for name, data in files.items():
         (into / lab.folder / "data" / name).write_bytes(data)
     if lab.questions:
-        recorded = Recorded(module.answers(seed, size), module.timeline(seed, size))
-        (into / lab.tests / RECORDED).write_bytes(msgspec.json.encode(recorded))
+        packed = zlib.compress(msgspec.json.encode(record(root, lab, seed)))
+        (into / lab.tests / RECORDED).write_bytes(packed)
+
+
+def record(root: Path, lab: Lab, seed: int) -> Recorded:
+    """Compute what the answers of a class are compared with; a release, which has no data.py, reads it.
+
+    Raises LabError as `read_recorded` does.
+    """
+    if not (root / lab.tests / "data.py").exists():
+        return read_recorded(root, lab)
+    module, size = data_module(root, lab), sizes(lab, seed)
+    more = {name: getattr(module, name) for name in ("timeline", "slips", "files") if hasattr(module, name)}
+    return Recorded(module.answers(seed, size), **{name: made(seed, size) for name, made in more.items()})
 
 
 def read_recorded(root: Path, lab: Lab) -> Recorded:
     """Return what the answers of a started lab are compared with. Raises LabError if it was not started."""
     path = root / lab.tests / RECORDED
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Recorded)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(zlib.decompress(path.read_bytes()), type=Recorded)
+    except (OSError, zlib.error, msgspec.MsgspecError):
         fix = f"git switch lab-{lab.number}, or mooncake-lite labs start {lab.number}"
         raise LabError(f"lab {lab.number} was not started here: {fix}") from None
 

@@ -27,7 +27,8 @@ ABOUT = "lab.json"
 MOST_ARCHIVE_BYTES = 8 << 20
 MOST_MEMBERS = 40
 MOST_FIGURES = 4
-LIMITS = {ABOUT: 4 << 10, PREDICTION: 16 << 10, REPORT: 64 << 10}
+NUMBERS = "numbers.toml"
+LIMITS = {ABOUT: 4 << 10, PREDICTION: 16 << 10, NUMBERS: 16 << 10, REPORT: 64 << 10}
 REGION_BYTES, FIGURE_BYTES = 64 << 10, 2 << 20
 UNREADABLE = (zipfile.BadZipFile, OSError, ValueError, RuntimeError, zlib.error, EOFError)
 """What zipfile raises for damaged archives and for forms that it does not know (NotImplementedError)."""
@@ -54,7 +55,8 @@ class Submission:
     """What is in an archive.
 
     regions     {task: text}
-    prediction  text of prediction.toml, report of report.md; empty when they are not there
+    prediction  text of prediction.toml, report of report.md, numbers of numbers.toml; empty when they are
+                not there
     figures     {name: bytes}
     about       what the archive says of itself; None when it says nothing that can be read
     messages    what is wrong with the archive, for the student
@@ -63,6 +65,7 @@ class Submission:
     regions: dict[str, str] = field(default_factory=dict)
     prediction: str = ""
     report: str = ""
+    numbers: str = ""
     figures: dict[str, bytes] = field(default_factory=dict)
     about: About | None = None
     messages: list[str] = field(default_factory=list)
@@ -77,7 +80,7 @@ def pack(root: Path, lab: Lab, out: Path) -> list[str]:
     given = class_of(root)
     about = About(lab.number, given.name, given.seed, given.version)
     members = {ABOUT: msgspec.json.encode(about)}
-    for task in lab.tasks:
+    for task in lab.tasks if lab.files else ():
         try:
             source = (root / task.file).read_text(encoding="utf-8")
             text = regions.body(source, task.function)
@@ -86,10 +89,10 @@ def pack(root: Path, lab: Lab, out: Path) -> list[str]:
             members[f"regions/{task.id}.py"] = text.encode()
         except (LabError, OSError, UnicodeDecodeError) as error:
             said.append(f"{task.id} is missing: {error}")
-    if len(members) == 1:
+    if len(members) == 1 and lab.files:
         raise LabError(f"no region of lab {lab.number} can be found; {'; '.join(said)}")
     folder = root / lab.folder
-    for name in (PREDICTION, REPORT):
+    for name in (PREDICTION, REPORT, *([NUMBERS] if lab.questions else [])):
         if (folder / name).exists():
             members[name] = (folder / name).read_bytes()
         else:
@@ -188,6 +191,8 @@ def _read_member(
         found.prediction = text
     elif name == REPORT:
         found.report = text
+    elif name == NUMBERS and lab.questions:
+        found.numbers = text
     elif (match := _REGION.fullmatch(name)) and match[1] in lab.ids:
         found.regions[match[1]] = text.replace("\r\n", "\n").replace("\r", "\n")
     else:

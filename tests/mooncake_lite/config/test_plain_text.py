@@ -35,7 +35,7 @@ def answers(path: Path) -> Any:
     folder = path.parent / LAB.folder
     folder.mkdir(parents=True, exist_ok=True)
     path.rename(folder / "answers.toml")
-    return read_answers(path.parent, LAB, "answers.toml", {"a": 1})
+    return read_answers(path.parent, LAB, "answers.toml")
 
 
 FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -44,7 +44,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config with a table": (read_toml, "[serve]\nprefill = 2\n"),
     "sweep": (sweep, 'trace = "made.jsonl"\n[vary]\nnodes = ["1P1D", "2P1D"]\n'),
     "profile": (read_profile, PROFILE.read_text()),
-    "answers": (answers, "a = 12\n"),
+    "answers": (answers, "first_rank = 12\n"),
     "marks": (read_marks, "student,prediction,report\nada,1,\n"),
 }
 

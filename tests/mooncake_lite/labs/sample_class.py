@@ -124,6 +124,7 @@ def reference(lab: Lab) -> dict[str, str]:
     return {
         task.id: regions.body((ROOT / task.file).read_text(encoding="utf-8"), task.function)
         for task in lab.tasks
+        if task.file
     }
 
 

@@ -63,7 +63,7 @@ def seeds(text: str) -> dict[str, int]:
     return {"public": public_seed(text), "private": private_seed(text)}
 
 
-@pytest.mark.parametrize("number", [number for number, lab in labs_in(ROOT).items() if lab.tasks])
+@pytest.mark.parametrize("number", [number for number, lab in labs_in(ROOT).items() if lab.files])
 def test_there_are_right_and_wrong_attempts(number: int) -> None:
     names = {path.name for path in ATTEMPTS if number_of(path) == number}
     assert {"right_1", "right_2", *(f"wrong_{number}" for number in range(1, 6))} <= names

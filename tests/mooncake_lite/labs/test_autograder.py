@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.autograder import packages, write_autograder
 from mooncake_lite.labs.lab import Lab, labs_in
+from mooncake_lite.labs.questions import as_toml, real_answers
+from mooncake_lite.labs.variant import public_seed
 from tests.mooncake_lite.labs.sample_class import reference, text
 from tests.mooncake_lite.labs.trees import ROOT, edit
 
@@ -132,11 +134,11 @@ def autograder(machine: Path) -> Path:
 
 
 def graded(base: Path, texts: dict[str, str], *, wrapped: list[str]) -> dict[str, dict[str, object]]:
-    """Return the tests of results.json by name for a submission with these regions."""
+    """Return the tests of results.json by name for a submission with these files."""
     shutil.rmtree(base / "submission", ignore_errors=True)
     (base / "submission" / "regions").mkdir(parents=True)
-    for task, region in texts.items():
-        (base / "submission" / "regions" / f"{task}.py").write_text(region)
+    for name, content in texts.items():
+        (base / "submission" / name).write_text(content)
     command = [*wrapped, "/bin/bash", str(base / "run_autograder")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -154,7 +156,11 @@ def test_the_autograder_of_each_other_lab_grades_a_right_region(machine: Path, n
         return
     unpacked(machine, lab, show_all=True)
     first = lab.tasks[0]
-    tests = graded(machine, {first.id: reference(lab)[first.id]}, wrapped=[])
+    if lab.questions:
+        numbers = as_toml(real_answers(ROOT, lab, public_seed("a long secret")))
+        tests = graded(machine, {"numbers.toml": numbers.partition("compute_s")[0]}, wrapped=[])
+    else:
+        tests = graded(machine, {f"regions/{first.id}.py": reference(lab)[first.id]}, wrapped=[])
     assert (total(tests), total(tests, first.id)) == (first.points.total, first.points.total), tests
     assert {test["visibility"] for test in tests.values()} == {"visible"}, "each upload is graded at once"
 
@@ -184,6 +190,7 @@ def test_without_cap_sys_admin_a_cheat_finds_nothing_and_the_other_tasks_get_all
         "raise LookupError(f'found {found}')",
     )
     wrapped = [sys.executable, "-c", CONTAINER]
-    tests = graded(autograder, RIGHT | {"2b": cheat}, wrapped=wrapped)
+    texts = {f"regions/{task}.py": region for task, region in (RIGHT | {"2b": cheat}).items()}
+    tests = graded(autograder, texts, wrapped=wrapped)
     assert "LookupError: found [0]" in str(tests["2b public"]["output"])
     assert (total(tests), total(tests, "2b")) == (15, 0)

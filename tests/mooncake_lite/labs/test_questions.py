@@ -15,7 +15,7 @@ import pytest
 from mooncake_lite.cli import main
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import lab_in
-from mooncake_lite.labs.questions import ANSWERS, Answer, as_toml, real_answers
+from mooncake_lite.labs.questions import Answer, as_toml, real_answers
 from mooncake_lite.labs.starting import RECORDED, data_module
 from mooncake_lite.labs.variant import class_of, sizes
 from mooncake_lite.launch.serve_child import Cluster
@@ -50,7 +50,7 @@ def real() -> dict[str, Answer]:
 
 
 def test_nothing_is_compared_before_every_question_is_predicted(folder: Path) -> None:
-    (folder / ANSWERS).write_text(as_toml(real()))
+    (folder / LAB.answers_file).write_text(as_toml(real()))
     (folder / PREDICTION).write_text("first_rank = 1\n")
     result = labs("check", "0")
     assert result.return_value == 1
@@ -64,7 +64,7 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
     answers = real()
     (folder / "run.json").touch()
     (folder / PREDICTION).write_text(as_toml(answers | {"stored_bytes": 1, "orders": ["Decode"]}))
-    (folder / ANSWERS).write_text(as_toml(answers))
+    (folder / LAB.answers_file).write_text(as_toml(answers))
     result = labs("check", "0")
     assert result.return_value == 0
     assert "answers 10/10 . not graded" in result.output
@@ -73,7 +73,7 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
     assert isinstance(answers["loaded_blocks"], int)
     wrong = answers | {"loaded_blocks": answers["loaded_blocks"] + 1}
     del wrong["orders"]
-    (folder / ANSWERS).write_text(as_toml(wrong))
+    (folder / LAB.answers_file).write_text(as_toml(wrong))
     result = labs("check", "0")
     assert result.return_value == 1
     assert "not right. How many blocks does the prefill rank" in result.output
@@ -85,7 +85,7 @@ def test_right_answers_are_compared_with_the_prediction_and_wrong_ones_say_where
 
 
 def test_answers_that_are_copied_from_the_prediction_count_once_something_was_measured(folder: Path) -> None:
-    for name in (PREDICTION, ANSWERS):
+    for name in (PREDICTION, LAB.answers_file):
         (folder / name).write_text(as_toml(real()))
     said = labs("check", "0").output
     assert "answers 0/10 . not graded" in said
@@ -97,7 +97,8 @@ def test_answers_that_are_copied_from_the_prediction_count_once_something_was_me
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("loaded = 3\n", "loaded is no question; there are first_rank, last_rank"),
+        ("loaded = 3\n", "loaded is no question; did you mean loaded_blocks?"),
+        ("x = 3\n", "x is no question; there are first_rank, last_rank"),
         ('loaded_blocks = "7"\n', "loaded_blocks = '7'; write it as loaded_blocks = 12"),
         ("last_rank = -3\n", "last_rank = -3; write a number from 0 to 1,000,000,000,000"),
         ("orders = 3\n", "orders = '3'; write it as orders = ["),
@@ -107,7 +108,7 @@ def test_answers_that_are_copied_from_the_prediction_count_once_something_was_me
 )
 def test_a_file_of_answers_that_says_something_else_is_refused(folder: Path, text: str, says: str) -> None:
     (folder / PREDICTION).write_text(as_toml(real()))
-    (folder / ANSWERS).write_bytes(text.encode("latin-1"))
+    (folder / LAB.answers_file).write_bytes(text.encode("latin-1"))
     result = labs("check", "0")
     assert (result.return_value, says in result.output) == (1, True), result.output
 
@@ -115,7 +116,7 @@ def test_a_file_of_answers_that_says_something_else_is_refused(folder: Path, tex
 def test_the_picture_comes_after_the_answers(folder: Path) -> None:
     with pytest.raises(LabError, match=r"answer first_rank, .* in .*answers.toml first"):
         labs("show", "0")
-    (folder / ANSWERS).write_text(as_toml(real()))
+    (folder / LAB.answers_file).write_text(as_toml(real()))
     shown = labs("show", "0").output
     assert "\nrequest 1\ngateway         0 conductor     1 prefill" in shown
     assert f"KV, {real()['stored_blocks']} blocks" in shown
@@ -148,7 +149,7 @@ def test_what_a_lab_of_questions_does_not_have_is_an_error_of_the_user(
 def test_a_release_has_the_requests_of_the_class_and_no_answers_of_the_teacher(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / ANSWERS).write_text(as_toml(real()))
+    (folder / LAB.answers_file).write_text(as_toml(real()))
     labs("release", "0", "--class", "Sample class", "--seed", "secret", "--out", str(tmp_path / "out"))
     monkeypatch.chdir(tmp_path / "out")
     made = tmp_path / "out" / LAB.folder

@@ -314,7 +314,7 @@ def test_the_limit_of_seconds_begins_anew_with_each_input(
 
 
 @pytest.mark.parametrize(
-    "lab", [lab for lab in labs_in(ROOT).values() if lab.tasks], ids=lambda lab: f"lab{lab.number}"
+    "lab", [lab for lab in labs_in(ROOT).values() if lab.files], ids=lambda lab: f"lab{lab.number}"
 )
 def test_a_graded_child_loads_neither_torch_nor_mpi(lab: Lab) -> None:
     program = (
