@@ -89,8 +89,9 @@ class Plane:
         self.control._out.clear()
         requests.lose(record, "its work is lost", self.now, may_still_write)
         sent = [_told(effect) for effect in self.control._out]
+        reasons = [str(effect.reason) for effect in self.control._out if hasattr(effect, "reason")]
         self.control._out.clear()
-        return self.seen(name, record, sent) | {"now": before}
+        return self.seen(name, record, sent) | {"now": before, "reasons": reasons}
 
     def seen(self, name: str, record: RequestRecord, sent: list[list[Any]]) -> dict[str, Any]:
         """What the books say about a request."""

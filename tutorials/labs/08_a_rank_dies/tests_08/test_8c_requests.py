@@ -35,6 +35,7 @@ class After(msgspec.Struct):
     quarantined: int
     problem: str
     now: float
+    reasons: list[str]
 
 
 def lose(lab: Judge, steps: list[Step]) -> list[After]:
@@ -83,9 +84,9 @@ def test_a_request_with_tokens_on_their_way_is_recalled_once(lab: Judge) -> None
     for stage in STAGES:
         (after,) = lose(lab, [["bring", name, stage, 1], ["lose", name, False]])
         lab.expect(
-            (after.stage, after.sent, after.waits),
-            ("recalling", [["Recall", name, 1, [0]]], False),
-            f"lose() of a request that is {stage} (stage, messages, waits in line)",
+            (after.stage, after.sent, after.reasons, after.waits),
+            ("recalling", [["Recall", name, 1, [0]]], ["its work is lost"], False),
+            f"lose() of a request that is {stage} (stage, messages, why it is recalled, waits in line)",
             "only the gateway knows what the client has: it is asked, and until it answers nothing begins",
         )
 
@@ -133,6 +134,12 @@ def test_after_the_last_try_the_request_fails(lab: Judge) -> None:
     name = some_name(lab)
     tries = [["lose", name, False], *again(name)] * (MOST_TRIES - 1)
     seen = lose(lab, [["bring", name, "decoding", 1], *tries, ["lose", name, False]])
+    lab.expect(
+        seen[-1].reasons,
+        ["its work is lost"],
+        f"lose() for the {MOST_TRIES}th time (what its client is told)",
+        "the client hears why its request fails",
+    )
     lab.expect(
         [(after.is_open, after.sent) for after in seen[-2:]],
         [
