@@ -163,7 +163,9 @@ def list_mutants(number: int, task: str | None) -> int:
 
     Those that attempts/equal.toml names do the same as the reference. Takes some minutes.
     """
-    from mooncake_lite.config.progress import counted
+    from rich.console import Console
+    from rich.progress import track
+
     from mooncake_lite.labs.bench import bench_of
     from mooncake_lite.labs.mutants import mutants
     from mooncake_lite.labs.survivors import equal_of, survivors
@@ -175,13 +177,13 @@ def list_mutants(number: int, task: str | None) -> int:
     with bench_of(root, lab) as bench:
         known = equal_of(bench)
         for one in [lab.task(task)] if task else lab.tasks:
-            total, equal = len(mutants(bench.region(one))), known.get(one.id, {})
-            with counted(one.id, total) as told:
-                found = [mutant.what for mutant in survivors(bench, one, told)]
+            made, equal = mutants(bench.region(one)), known.get(one.id, {})
+            tried = track(made, one.id, console=Console(stderr=True), transient=True)
+            found = [mutant.what for mutant in survivors(bench, one, tried)]
             passed = [what for what in found if what not in equal]
             left += len(passed)
-            counts = f"{total - len(found)} noticed, {len(equal)} equal, {len(passed)} pass"
-            click.echo(f"{one.id}: {total} mutants, {counts}")
+            counts = f"{len(made) - len(found)} noticed, {len(equal)} equal, {len(passed)} pass"
+            click.echo(f"{one.id}: {len(made)} mutants, {counts}")
             for what in passed:
                 click.echo(f"  {what}")
             for what in sorted(equal.keys() - set(found)):

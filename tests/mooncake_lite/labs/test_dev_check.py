@@ -24,6 +24,7 @@ from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import Lab, lab_in, labs_in
 from mooncake_lite.labs.mutants import Mutant, mutants
 from mooncake_lite.labs.questions import as_toml, real_answers
+from mooncake_lite.labs.survivors import equal_of
 from mooncake_lite.labs.variant import public_seed
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, write_archive
 from tests.mooncake_lite.labs.trees import ROOT, edit
@@ -169,4 +170,5 @@ def test_mutants_leave_out_a_condition_and_add_one() -> None:
 
 
 def test_the_mutants_of_one_task_fail_all_of_its_tests(bench: Bench) -> None:
-    assert list(unkilled(replace(bench, root=ROOT), bench.lab.task("2c"), {})) == []
+    whole = replace(bench, root=ROOT)
+    assert list(unkilled(whole, bench.lab.task("2c"), equal_of(whole)["2c"])) == []
