@@ -7,10 +7,12 @@ Explained in docs/explain/labs.md, "What labs dev check enforces".
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mooncake_lite.errors import LabError
@@ -226,8 +228,14 @@ def nothing_survives_in_a_release(bench: Bench) -> Problems:
 def mutants_are_noticed(bench: Bench) -> Problems:
     """Some mutants of each region fail a test, and every test fails for some mutant."""
     known = equal_of(bench)
-    for task in bench.lab.tasks:
-        yield from unkilled(bench, task, known.get(task.id, {}))
+
+    def tried(task: LabTask) -> list[str]:
+        with bench_of(bench.root, bench.lab) as own:
+            return list(unkilled(own, task, known.get(task.id, {})))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for problems in pool.map(tried, bench.lab.tasks):
+            yield from problems
 
 
 def unkilled(bench: Bench, task: LabTask, known: Mapping[str, str]) -> Problems:

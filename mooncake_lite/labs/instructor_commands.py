@@ -5,13 +5,15 @@ Imported by commands.py when one of them is used. Explained in docs/how-to/teach
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import click
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.lab import Lab, find_root, lab_here, lab_in, labs_in
+from mooncake_lite.labs.lab import Lab, LabTask, find_root, lab_here, lab_in, labs_in
 
 SEED = "MOONCAKE_LITE_LABS_SEED"
 """Variable with the seed of a class: on a command line every user of the machine could read it."""
@@ -173,19 +175,24 @@ def list_mutants(number: int, task: str | None) -> int:
     root, lab = lab_here(number)
     if not lab.files:
         raise LabError(f"lab {number} has no regions, so nothing in it can be mutated")
+    tasks = [lab.task(task)] if task else lab.tasks
+
+    def tried(one: LabTask) -> list[str]:
+        with bench_of(root, lab) as own:
+            return [mutant.what for mutant in survivors(own, one)]
+
     left = 0
-    with bench_of(root, lab) as bench:
+    with bench_of(root, lab) as bench, ThreadPoolExecutor(os.cpu_count()) as pool:
         known = equal_of(bench)
-        for one in [lab.task(task)] if task else lab.tasks:
-            made, equal = mutants(bench.region(one)), known.get(one.id, {})
-            tried = track(made, one.id, console=Console(stderr=True), transient=True)
-            found = [mutant.what for mutant in survivors(bench, one, tried)]
-            passed = [what for what in found if what not in equal]
-            left += len(passed)
-            counts = f"{len(made) - len(found)} noticed, {len(equal)} equal, {len(passed)} pass"
-            click.echo(f"{one.id}: {len(made)} mutants, {counts}")
-            for what in passed:
+        found = track(pool.map(tried, tasks), total=len(tasks), console=Console(stderr=True), transient=True)
+        for one, passed in zip(tasks, found):
+            total, equal = len(mutants(bench.region(one))), known.get(one.id, {})
+            unknown = [what for what in passed if what not in equal]
+            left += len(unknown)
+            counts = f"{total - len(passed)} noticed, {len(equal)} equal, {len(unknown)} pass"
+            click.echo(f"{one.id}: {total} mutants, {counts}")
+            for what in unknown:
                 click.echo(f"  {what}")
-            for what in sorted(equal.keys() - set(found)):
+            for what in sorted(equal.keys() - set(passed)):
                 click.echo(f"  noticed, though equal.toml names it: {what}")
     return 1 if left else 0

@@ -6,7 +6,7 @@ That folder is in no release. Explained in docs/explain/labs.md, "Mutants".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -40,8 +40,8 @@ def unnoticed(outcome: Outcome) -> bool:
     )
 
 
-def survivors(bench: Bench, task: LabTask, tried: Iterable[Mutant]) -> Iterator[Mutant]:
-    """Yield those of these mutants that get full marks, equal ones too."""
-    for mutant in tried:
+def survivors(bench: Bench, task: LabTask) -> Iterator[Mutant]:
+    """Yield the mutants of a task that get full marks, equal ones too."""
+    for mutant in mutants(bench.region(task)):
         if unnoticed(bench.with_region(task, mutant.text, SEEDS, first=True)):
             yield mutant
