@@ -211,12 +211,12 @@ def test_after_a_copy_the_count_begins_anew(lab: Judge) -> None:
 
 
 def test_the_pairs_not_read_for_longest_are_forgotten(lab: Judge) -> None:
-    a, b, c, d, e = some_keys(lab, 5)
+    a, b, c, d, e, last = some_keys(lab, 6)
     reads: list[Read] = [
         (1, [a, b], [FAR] * 2, 0.0),
         (1, [c], [FAR], 1.0),
         (1, [a], [FAR], 2.0),
-        (1, [d], [FAR], 3.0),
+        (1, [d, last], [FAR, NEAR], 3.0),
         (1, [b, e, c, a], [FAR] * 4, 4.0),
     ]
     books = [[a, b], [a, b, c], [b, c, a], [c, a, d]]
