@@ -305,8 +305,9 @@ class Dispatcher:
         The prompt fills the blocks of `present.load` and `present.store`, in this order. A hint is the effect
         Prefetch for `present.decode`. It names all blocks that can be read by now, from the first one on
         (`self.room.written`), so a hint for every new block would name most blocks again and again. It pays
-        when there are new blocks since the last hint to this rank, and they are at least an eighth of those
-        that this rank did not know then. `present.hinted` says how many blocks each decode rank was told of.
+        when there are new blocks since the last hint to this rank, and they are at least an eighth of the
+        prompt's blocks that this rank had not been told of before, the new ones among them. The tail is not
+        one of these blocks. `present.hinted` says how many blocks each decode rank was told of.
 
         No hint is sent where prefetches are off (`self._prefetches`), to a request that has no keys, because
         no other request may read its blocks, or to one without a place: `self._state` does not know it.

@@ -58,8 +58,9 @@ def next_act(at: Leaving) -> Take | Send | Wait | None:
     - What was taken is sent before anything else happens.
     - Group n of layers is taken through part n % 2 of the half, once two things are true: the pass has
       computed all layers of the group, and the bytes that were in the part have left, those of group n - 2.
-    - As long as one of them is not true, the store waits for it. A pass that has failed computes no more
-      layers: a store that would wait for them has ended.
+    - As long as one of them is not true, the store waits for it; if neither is, for either of them. A pass
+      that has failed computes no more layers: a store that would wait for them has ended, even if transfers
+      still fly.
     - When all groups are taken and begun, the store waits for the transfers that still fly.
 
     Returns the act, or None: the store has ended, because all has left, or because the pass has failed.

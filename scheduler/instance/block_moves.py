@@ -21,8 +21,8 @@ def next_writes(state: State, tasks: Iterable[Task], free_halves: list[int]) -> 
     `task.out` lists the blocks that a task writes, as (number in its sequence, place). Those before
     `task.copied` have begun to leave. Of a task in `state.prefilling` only blocks whose tokens are all
     computed may leave. The first len(task.job.load) blocks of its sequence came from the pool; those of
-    `task.out` follow. Any other task has computed all of them, also the last one, which may not be full. None
-    leaves of a task that has a `problem`.
+    `task.out` follow. Any other task is complete, one that is swapped out too: all its blocks may leave, also
+    the last one, which may not be full. None leaves of a task that has a `problem`.
 
     A group holds at most `state.staging.half_blocks` blocks of one task, one after the other. A task may
     begin several groups. `first` of a group is the place of its first block in `task.out`, `numbers` are
@@ -73,11 +73,11 @@ def next_behind(
         writes        the other groups of the step: they have begun, and `task.copied` does not know of them
         free_halves   as in `next_writes`
 
-    All blocks of a prompt that have not begun to leave are one group, with `behind`. It uses one half, and
-    the two parts of the half in turn: one part is filled while the other one leaves. A part takes some
-    layers of all the blocks, at least one layer of `state.limits.layers`. So a half has space for
-    `half_blocks * layers // 2` blocks. A group with more, or with fewer than `state.limits.least`, does not
-    leave by layers: `next_writes` chooses its blocks after the pass.
+    All blocks of a prompt that have not begun to leave are one group, with `behind`, also those of earlier
+    chunks. It uses one half, and the two parts of the half in turn: one part is filled while the other one
+    leaves. A part takes some layers of all the blocks, at least one layer of `state.limits.layers`. So a half
+    has space for `half_blocks * layers // 2` blocks. A group with more, or with fewer than
+    `state.limits.least`, does not leave by layers: `next_writes` chooses its blocks after the pass.
 
     Returns groups in the order of the chunks, without `numbers`. Other fields: as in `next_writes`.
     """

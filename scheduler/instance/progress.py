@@ -389,8 +389,9 @@ def _read_failed(state: State, task: Task, first: int, problem: str, now: float)
     - `task.by_layers`: the pass beside which they came has computed nothing. The task leaves `prefilling`, is
       not by layers any more, and computes the blocks. There is no second try.
     - Otherwise the failure counts (`failed_reads`). Up to MOST_READ_AGAIN of them, the blocks are read again:
-      reading goes on at `task.read`. After that a prefetch gives up (`preempt`), and a task that only decodes
-      leaves `state.loading` and fails (`_fail`). A task with a prompt computes the blocks.
+      reading goes on at `task.read`. After that a prefetch gives up (`preempt`). A task without PREFILL among
+      its duties cannot compute the blocks: it leaves `state.loading`, which is None then, and fails
+      (`_fail`). Any other task computes them.
 
     To compute blocks `first` and later, a task wants none of them: `to_load` and `read` say so. It goes on at
     once (`_loaded`) if all blocks before are in its pages (`landed`), else when the last of them has landed.

@@ -22,7 +22,7 @@ from scheduler.instance.state import State
 from scheduler.instance.step import Chunk, Draw, Result, Step, TransferEnded, WriteGroup
 from scheduler.instance.task import Task
 
-DUTIES = {"prefill": (PREFILL,), "decode": (DECODE,), "prefetch": (PREFETCH,)}
+DUTIES = {"prefill": (PREFILL,), "decode": (DECODE,), "prefetch": (PREFETCH,), "both": (PREFILL, DECODE)}
 NOTHING = -1
 """In memory that nothing was written to."""
 
@@ -66,7 +66,8 @@ class Rank:
         pages = Pages(len(self.deal), self.page_tokens)
         by_layers = {"layers": self.layers, "least": inputs["least"]} if "least" in inputs else {}
         limits = Limits(1 << 20, prefills=100, **by_layers)
-        duties = frozenset(duty for given in inputs["tasks"] for duty in DUTIES[given["duty"]])
+        names = [given["duty"] for given in inputs["tasks"]] + inputs.get("duties", [])
+        duties = frozenset(duty for name in names for duty in DUTIES[name])
         staging = Staging(inputs["half_blocks"], 2)
         self.state = Books(duties, pages, staging, self.block_tokens, limits)
         self.memory: dict[tuple[int, int], list[int]] = {}
@@ -91,6 +92,7 @@ class Rank:
             task.out = [(number, f"{name}:{number}") for number in given["out"]]
         task.sequence.pages = [self.deal.popleft() for _ in range(-(-len(tokens) // self.page_tokens))]
         task.copied, task.problem, task.granted = given["copied"], given["problem"], True
+        task.to_load = len(load) if given["to_load"] is None else given["to_load"]
         for number, place in enumerate(load):
             span = range(size * number, min(size * (number + 1), len(tokens)))
             self.pool[place] = [

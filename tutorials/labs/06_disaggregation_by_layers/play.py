@@ -121,8 +121,12 @@ def spans_of(path: Path, first_us: float) -> list[tuple[int, float, float, str]]
 
 
 def timeline(spans: list[tuple[int, float, float, str]], title: str) -> str:
-    """Return the timeline as SVG: a lane for each thing that a rank does, time to the right."""
+    """Return the timeline as SVG: a lane for each thing that a rank does, time to the right.
+
+    Transfers that overlap stand in two rows of their lane, so that a long one hides no short one.
+    """
     begin, end = min(span[1] for span in spans), max(span[2] for span in spans)
+    ends: dict[tuple[int, int], float] = {}  # (lane, row) -> until when it is in use
     scale = (WIDTH - LEFT - 20) / (end - begin)
     height = 60 + LANE * len(LANES)
     parts = [
@@ -132,10 +136,13 @@ def timeline(spans: list[tuple[int, float, float, str]], title: str) -> str:
     ]
     for lane, (_, name, _) in enumerate(LANES):
         parts.append(f'<text x="6" y="{41 + LANE * lane}">{escape(name)}</text>')
-    for lane, first, last, name in spans:
+    for lane, first, last, name in sorted(spans, key=lambda span: span[1]):
         x, wide = LEFT + scale * (first - begin), max(1.0, scale * (last - first))
+        row = int(ends.get((lane, 0), 0.0) > first)
+        ends[lane, row] = last
+        height, y = (LANE - 8) // 2 if name.endswith("KV") else LANE - 8, 28 + LANE * lane + row * LANE // 3
         parts.append(
-            f'<rect x="{x:.1f}" y="{28 + LANE * lane}" width="{wide:.1f}" height="{LANE - 8}" '
+            f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{height}" '
             f'fill="{COLOURS[lane]}" fill-opacity="0.7"><title>{escape(name)}: '
             f"{(first - begin) / 1e3:.1f} to {(last - begin) / 1e3:.1f} ms</title></rect>"
         )
@@ -173,9 +180,8 @@ def main() -> None:
     stored_s, gap_s = (row["seconds"] for row in rows[1:3])
     rows[-1]["gain"] = (
         f"new prompts: all KV is stored {1e3 * stored_s:.1f} ms after the first token, and the second token "
-        f"comes {1e3 * gap_s:.0f} ms after it"
+        f"comes {1e3 * gap_s:.0f} ms after it. A timeline of the last prompt is in {picture}"
     )
-    rows[0]["said"] = f"timelines of the last prompt: {picture.parent}/run.*.svg"
     print(json.dumps(rows))
 
 

@@ -36,16 +36,27 @@ def task(name: str, blocks: int, **more: Any) -> dict[str, Any]:
     """A prompt that fills so many blocks, perhaps with a tail. Nothing is computed or has begun to leave.
 
     load       blocks that came from the pool; computed: tokens whose KV is in the pages
+    to_load    blocks that the task still wants of them, if not all
     copied     blocks of `out` that have begun to leave; out: numbers of the blocks in it, if not the usual
     stage, duty, problem   as in State, Job and Task
     """
     given = {"name": name, "job": 1 + ord(name[0]) % 7, "blocks": blocks, "tail": 0, "load": 0, "out": []}
-    given |= {"duty": "prefill", "copied": 0, "problem": "", "computed": 0, "stage": "prefilling"}
+    given |= {
+        "to_load": None,
+        "duty": "prefill",
+        "copied": 0,
+        "problem": "",
+        "computed": 0,
+        "stage": "prefilling",
+    }
     return given | more
 
 
 def rank(lab: Judge, tasks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The inputs of drive_blocks.py. Pages are dealt out at random, so that their numbers mean nothing."""
+    """The inputs of drive_blocks.py. Pages are dealt out at random, so that their numbers mean nothing.
+
+    duties   in `more`: what the rank does besides the duties of its tasks
+    """
     size = lab.size.block_tokens
     count = sum(2 * given["blocks"] + 2 for given in tasks)
     return {
@@ -94,8 +105,8 @@ def named(number: int) -> str:
     return f"KV of layer {number % 1_000_000 // 10_000}, token {number % 10_000}"
 
 
-def drawn(title: str, groups: list[Group]) -> dict[str, Any]:
-    """A table for `labs show`: the groups that were chosen."""
+def drawn(title: str, groups: list[Group], asked: dict[str, str]) -> dict[str, Any]:
+    """A table for `labs show`: the groups that were chosen, then the tasks without one in words (`asked`)."""
     rows = [
         [
             group.job,
@@ -106,6 +117,8 @@ def drawn(title: str, groups: list[Group]) -> dict[str, Any]:
         ]
         for group in groups
     ]
+    begun = {group.job for group in groups}
+    rows += [[name, "-", "-", words, "no group"] for name, words in asked.items() if name not in begun]
     columns = ["task", "half", "first", "blocks (numbers)", "leaves"]
     return {"kind": "table", "title": title, "columns": columns, "rows": rows}
 

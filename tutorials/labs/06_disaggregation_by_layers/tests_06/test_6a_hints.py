@@ -93,7 +93,7 @@ def one_by_one(name: str, blocks: int, first: int = 0) -> list[Step]:
 
 RULE = (
     "a hint pays when the new blocks are at least an eighth of the blocks that the rank was not told of, and "
-    "at least one"
+    "at least one; compare without rounding, and leave out the tail: it is no full block"
 )
 
 

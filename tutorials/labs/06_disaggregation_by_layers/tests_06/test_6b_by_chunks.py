@@ -37,7 +37,13 @@ def writes(lab: Judge, tasks: list[Given], halves: list[int] | None = None, **mo
     inputs["halves"] = [0, 1] if halves is None else halves
     called = f"next_writes(state, {'; '.join(map(said, tasks))}, free_halves={inputs['halves']})"
     seen = lab.ask("writes", inputs, Chosen, called)
-    lab.trace(drawn(f"groups that leave; halves left: {seen.halves}", seen.groups))
+    lab.trace(
+        drawn(
+            f"groups that leave; halves left: {seen.halves}",
+            seen.groups,
+            {given["name"]: said(given) for given in tasks},
+        )
+    )
     expect_unchanged(lab, seen.changed, called)
     return seen
 
@@ -47,6 +53,7 @@ def said(given: Given) -> str:
     words = [f"{given['name']}: {given['blocks']} blocks"]
     words += [f"{given['tail']} tokens more"] * bool(given["tail"])
     words += [f"{given['load']} from the pool"] * bool(given["load"])
+    words += [f"of which it wants {given['to_load']}"] * (given["to_load"] is not None)
     words += [f"{given['computed']} tokens computed", f"{given['copied']} copied", given["stage"]]
     return ", ".join(words + [given["problem"]] * bool(given["problem"]))
 
@@ -121,6 +128,19 @@ def test_blocks_that_came_from_the_pool_do_not_leave_again(lab: Judge) -> None:
             [],
             "next_writes() (what is wrong in the pool)",
             "block numbers count from the beginning of the sequence",
+        )
+
+
+def test_blocks_that_were_not_loaded_after_all_are_kept_until_they_are_full(lab: Judge) -> None:
+    size, load = lab.size.block_tokens, lab.random.randint(3, 5)
+    for wants, full in ((0, 1), (load - 2, load), (1, load + 2)):
+        given = task("a", 10, load=load, to_load=wants, computed=size * full)
+        seen = writes(lab, [given])
+        lab.expect(
+            [group.numbers for group in seen.groups],
+            [list(range(load, full))] if full > load else [],
+            f"next_writes() of {said(given)} (numbers of each group)",
+            "`out` begins after all blocks of `job.load`, also when some of them are not loaded but computed",
         )
 
 
@@ -251,6 +271,29 @@ def test_of_a_swap_the_blocks_that_the_pool_has_are_left_out(lab: Judge) -> None
         wrong(lab, given, seen.pool, numbers),
         [],
         "next_writes() (what is wrong in the pool)",
+        "the pages are those of the block's number in the sequence",
+    )
+
+
+def test_of_a_swap_all_blocks_of_out_leave(lab: Judge) -> None:
+    blocks = lab.random.randint(5, 7)
+    numbers = [*sorted(lab.random.sample(range(1, blocks), 2)), blocks]
+    given = task(
+        "d", blocks, load=blocks, tail=lab.random.randint(1, 3), stage="swapping", duty="decode", out=numbers
+    )
+    given["computed"] = tokens_of(lab, given) - 1
+    seen = writes(lab, [given], half_blocks=4)
+    lab.expect(
+        [(group.first, group.numbers) for group in seen.groups],
+        [(0, numbers)],
+        f"next_writes() of a swap, {said(given)}, out={numbers} (first, numbers)",
+        "every task that is not in `state.prefilling` is complete, a swap too: its tail and the blocks of "
+        "`job.load` are no reason to keep blocks back, nor is a last token without KV",
+    )
+    lab.expect(
+        wrong(lab, given, seen.pool, numbers[:2]),
+        [],
+        "next_writes() of a swap (what is wrong in the pool)",
         "the pages are those of the block's number in the sequence",
     )
 

@@ -57,7 +57,9 @@ def behind(
         f"free_halves={inputs['halves']}), {'; '.join(map(told, tasks))}"
     )
     seen = lab.ask("behind", inputs, Chosen, called)
-    lab.trace(drawn(f"groups that leave behind the pass; halves left: {seen.halves}", seen.groups))
+    words = {given["name"]: told(given) for given in tasks}
+    words |= {chunk[0]: f"{words[chunk[0]]}; chunk {said(chunk)}" for chunk in chunks}
+    lab.trace(drawn(f"groups that leave behind the pass; halves left: {seen.halves}", seen.groups, words))
     expect_unchanged(lab, seen.changed, called)
     return seen
 
@@ -100,7 +102,7 @@ def test_every_layer_of_the_last_blocks_leaves_behind_the_pass(lab: Judge) -> No
 
 
 def test_blocks_that_have_begun_to_leave_are_not_in_it(lab: Judge) -> None:
-    load = lab.random.randint(0, 2)
+    load = lab.random.randint(1, 2)
     for left in (1, 3):
         given = ending(lab, "a", load + 7, left, load=load)
         seen = behind(lab, [given])
@@ -116,6 +118,25 @@ def test_blocks_that_have_begun_to_leave_are_not_in_it(lab: Judge) -> None:
             "next_behind() (what is wrong in the pool after the pass)",
             "blocks of `job.load` count in the sequence, and not in `out`",
         )
+
+
+def test_blocks_of_earlier_chunks_that_still_wait_are_in_it(lab: Judge) -> None:
+    size, load = lab.size.block_tokens, lab.random.randint(0, 2)
+    copied, ahead = lab.random.randint(0, 2), lab.random.randint(2, 3)
+    given = task("a", load + 7, load=load, copied=copied, computed=size * (load + copied + ahead))
+    seen = behind(lab, [given])
+    lab.expect(
+        brief(seen.groups),
+        [("a", 0, copied, 7 - copied)],
+        f"next_behind() of a pass that begins {ahead} blocks behind `copied` (task, half, first, blocks)",
+        "all blocks that have not begun to leave are in the group, also those of earlier chunks",
+    )
+    lab.expect(
+        wrong(lab, given, seen.pool, list(range(load + copied, load + 7))),
+        [],
+        "next_behind() (what is wrong in the pool after the pass)",
+        "pages and places are those of the same blocks",
+    )
 
 
 def test_blocks_that_begin_in_the_same_step_are_not_in_it(lab: Judge) -> None:

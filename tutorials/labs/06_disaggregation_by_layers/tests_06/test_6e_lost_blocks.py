@@ -67,7 +67,10 @@ def called_with(
     given: Given, fails: dict[int, str], by_layers: list[Any] | None, landed: int, waits: int
 ) -> str:
     """The call in words."""
-    what = {"prefill": "a prompt", "decode": "a task that decodes", "prefetch": "a prefetch"}[given["duty"]]
+    what = {
+        "prefill": "a prompt", "decode": "a task that only decodes", "prefetch": "a prefetch",
+        "both": "a task that computes and decodes",
+    }[given["duty"]]  # fmt: skip
     words = f"_read_failed() of {what} that loads {given['load']} blocks"
     words += f", {landed} of them in its pages before" * bool(landed)
     if by_layers is not None:
@@ -185,6 +188,19 @@ def test_a_prompt_waits_for_blocks_that_have_come_and_wait_in_a_half(lab: Judge)
     expect_right_kv(lab, given, seen, called)
 
 
+def test_a_task_that_decodes_its_own_prompt_computes_the_blocks(lab: Judge) -> None:
+    given = prompt(lab, 2 * half(lab), duty="both")
+    seen = load(lab, given, {1: "bad", 2: "bad"})
+    called = "_read_failed() of a task that computes and decodes, when group 1 of 2 is bad twice"
+    lab.expect(
+        (seen.stage, seen.computed_from),
+        ("prefilling", half(lab) * lab.size.block_tokens),
+        f"{called} (stage, first token to compute)",
+        "PREFILL is among the duties of the task, so it computes the blocks and does not fail",
+    )
+    expect_right_kv(lab, given, seen, called)
+
+
 def test_a_prefetch_gives_up(lab: Judge) -> None:
     given = task("f", 3 * half(lab), load=3 * half(lab), stage="loading", duty="prefetch")
     for fails in ({0: "lost", 1: "lost"}, {1: "bad", 2: "bad"}):
@@ -198,21 +214,23 @@ def test_a_prefetch_gives_up(lab: Judge) -> None:
         expect_sound_books(lab, seen, "_read_failed() of a prefetch")
 
 
-def test_a_rank_that_only_decodes_fails_the_request(lab: Judge) -> None:
+def test_a_task_that_only_decodes_fails(lab: Judge) -> None:
     blocks = 2 * half(lab)
     given = task("d", blocks - 1, load=blocks, tail=2, stage="loading", duty="decode")
-    how = lab.random.choice(["bad", "lost"])
-    seen = load(lab, given, {0: how, 1: how})
-    lab.expect(
-        (seen.stage, seen.loading, seen.said[-1]),
-        ("gone", False, ["Failed", f"KV could not be moved: {how}"]),
-        "_read_failed() of a task that only decodes (stage, whether the rank loads, outcome)",
-        "it cannot compute a prompt: it leaves `loading` and fails with the problem",
-    )
-    expect_sound_books(lab, seen, "_read_failed() of a task that only decodes")
+    for duties, where in (([], "that only decodes"), (["prefill"], "that also computes prompts")):
+        how = lab.random.choice(["bad", "lost"])
+        seen = load(lab, given, {0: how, 1: how}, duties=duties)
+        called = f"_read_failed() of a task that only decodes, on a rank {where}"
+        lab.expect(
+            (seen.stage, seen.loading, seen.said[-1]),
+            ("gone", False, ["Failed", f"KV could not be moved: {how}"]),
+            f"{called} (stage, whether the rank loads, outcome)",
+            "the duties of the task decide, not those of the rank: it leaves `loading`, and fails",
+        )
+        expect_sound_books(lab, seen, called)
 
 
-def test_a_rank_that_only_decodes_reads_again_first(lab: Judge) -> None:
+def test_a_task_that_only_decodes_reads_again_first(lab: Judge) -> None:
     blocks = 2 * half(lab)
     given = task("d", blocks - 1, load=blocks, tail=2, stage="loading", duty="decode")
     seen = load(lab, given, {1: "bad"})
