@@ -70,3 +70,8 @@ class RequestError(Exception):
         self.param = param
         self.status = status
         self.code = code
+
+
+def printable(text: str) -> str:
+    """Return a stranger's text with ? for what could move the cursor of a terminal or cannot be encoded."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -35,7 +36,13 @@ WITHIN = 3
 MOST_PREDICTED = 10**12
 """The largest prediction that is read. The counts of all labs are far below it."""
 
+MOST_LINE = 500
+"""Characters of a line of TOML: to read a key of thousands of parts takes as many seconds as a whole lab."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What `read_toml` raises."""
+
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 def check(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Say, *, gpu: bool = False) -> bool:
@@ -139,14 +146,22 @@ def prediction_of(data: bytes, place: str, lab: Lab) -> dict[str, float]:
     """Return the predictions of a file. Raises LabError, which names its place."""
     names = [task.cost.name for task in lab.tasks]
     try:
-        found = msgspec.toml.decode(data.decode("utf-8-sig"), type=dict[str, float])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise LabError(f"{place}: {error}; write one line per cost: {names[0]} = 12") from None
+        found = read_toml(data, dict[str, float])
+    except UNREADABLE as error:
+        raise LabError(f"{place}: {str(error)[:200]}; write one line per cost: {names[0]} = 12") from None
     if unknown := found.keys() - set(names):
-        raise LabError(f"{place}: {', '.join(sorted(unknown))} is no cost; there are {', '.join(names)}")
+        raise LabError(f"{place}: {', '.join(sorted(unknown))[:80]} is no cost; there are {', '.join(names)}")
     for name, number in found.items():
         must_be_possible(place, name, number)
     return found
+
+
+def read_toml(data: bytes, kind: type[T]) -> T:
+    """Return what a student's TOML file says. Raises one of UNREADABLE."""
+    text = data.decode("utf-8-sig")
+    if any(len(line) > MOST_LINE for line in text.split("\n")):
+        raise ValueError(f"a line has more than {MOST_LINE} characters")
+    return msgspec.toml.decode(text, type=kind)
 
 
 def must_be_possible(place: str, name: str, number: float) -> None:

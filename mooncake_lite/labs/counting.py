@@ -28,31 +28,31 @@ class CountedItems(ItemsView[Any, Any]):
 class CountedLookUps(OrderedDict[Any, Any]):
     """A dictionary that counts how it is used. It may stand for a plain dictionary too.
 
-    asked     look-ups of a key, and entries that are walked over
-    walked    the latter alone
-    taken     of those asked for: by `pop` or `popitem`
-    written   keys that are set, deleted or moved
+    _asked     look-ups of a key, and entries that are walked over
+    _walked    the latter alone
+    _taken     of those asked for: by `pop` or `popitem`
+    _written   keys that are set, deleted or moved
     """
 
-    asked = walked = taken = written = 0
+    _asked = _walked = _taken = _written = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Count a look-up."""
-        self.asked += 1
+        self._asked += 1
         return super().get(key, default)
 
     def __getitem__(self, key: Any) -> Any:
-        self.asked += 1
+        self._asked += 1
         return super().__getitem__(key)
 
     def __contains__(self, key: Any) -> bool:
-        self.asked += 1
+        self._asked += 1
         return super().__contains__(key)
 
     def _walk(self, keys: Iterator[Any]) -> Iterator[Any]:
         for key in keys:
-            self.asked += 1
-            self.walked += 1
+            self._asked += 1
+            self._walked += 1
             yield key
 
     def __iter__(self) -> Iterator[Any]:
@@ -62,16 +62,16 @@ class CountedLookUps(OrderedDict[Any, Any]):
         return self._walk(super().__reversed__())
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.written += 1
+        self._written += 1
         super().__setitem__(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        self.written += 1
+        self._written += 1
         super().__delitem__(key)
 
     def move_to_end(self, key: Any, last: bool = True) -> None:
         """Count a change."""
-        self.written += 1
+        self._written += 1
         super().move_to_end(key, last)
 
     def pop(self, key: Any, *default: Any) -> Any:
@@ -84,12 +84,12 @@ class CountedLookUps(OrderedDict[Any, Any]):
 
     def _take(self, inherited: Callable[..., Any], *given: Any) -> Any:
         """Count one look-up, and nothing that the inherited method calls."""
-        counts = self.asked + 1, self.walked, self.written
+        counts = self._asked + 1, self._walked, self._written
         try:
             return inherited(*given)
         finally:
-            self.asked, self.walked, self.written = counts
-            self.taken += 1
+            self._asked, self._walked, self._written = counts
+            self._taken += 1
 
     def copy(self) -> Any:
         """Return all entries; each counts."""
@@ -124,7 +124,7 @@ def counting(name: str) -> Callable[..., Any]:
     return method
 
 
-def _going_on(name: str) -> Callable[..., Any]:
+def going_on(name: str) -> Callable[..., Any]:
     """Return the method of `int` of this name; its result goes on counting."""
 
     def method(self: CountedNumber, *other: Any) -> Any:
@@ -137,4 +137,4 @@ def _going_on(name: str) -> Callable[..., Any]:
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(CountedNumber, _name, counting(_name))
 for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__neg__", "__pos__"):
-    setattr(CountedNumber, _name, _going_on(_name))
+    setattr(CountedNumber, _name, going_on(_name))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from mooncake_lite.errors import LabError
+from mooncake_lite.errors import LabError, printable
 from mooncake_lite.labs.lab import Lab, LabTask, find_root, lab_here, lab_in, labs_in
 
 SEED = "MOONCAKE_LITE_LABS_SEED"
@@ -71,7 +71,8 @@ def grade(
 
     def told(grade: Grade) -> None:
         notes = f"  {'; '.join(grade.messages)}" if grade.messages else ""
-        click.echo(f"{grade.name:<24} {grade.automatic:>3}/{most} automatic, {grade.total:>3} in all{notes}")
+        points = f"{grade.automatic:>3}/{most} automatic, {grade.total:>3} in all"
+        click.echo(printable(f"{grade.name:<24} {points}{notes}"))
 
     root, lab = lab_here(number)
     lab.must_be_graded()

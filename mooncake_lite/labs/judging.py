@@ -153,8 +153,9 @@ class Judge:
             why = str(error)
         finally:
             self._session.outcome.files |= child.files
-            if child.stopped:
-                self._session.outcome.stopped[self.task] = child.stopped
+            if child.stopped:  # a student sees this: a region could tell private inputs by its exit code
+                why_at_all = child.stopped if self.seed == "public" else "its process ended in a private test"
+                self._session.outcome.stopped.setdefault(self.task, why_at_all)
         self._fail(f"stopped    {why}")
 
     def expect(self, came_back: object, expected: object, called: str, breaks: str) -> None:

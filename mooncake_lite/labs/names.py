@@ -7,7 +7,7 @@ Explained in docs/explain/labs.md, "Names".
 from __future__ import annotations
 
 import ast
-import re
+import builtins
 import symtable
 from collections.abc import Iterator
 
@@ -16,6 +16,10 @@ from mooncake_lite.labs.regions import FunctionNode, find
 
 INNER = ("gi_", "cr_", "ag_", "tb_", "f_", "co_")
 """How attributes of generators, coroutines, tracebacks, frames and code begin: they lead to all names."""
+FORMATS = ("format", "format_map")
+"""Methods of a text that read any attribute that the text names, however the text is put together."""
+TYPES = {name for name in vars(builtins) if isinstance(getattr(builtins, name), type)} | {"OrderedDict"}
+"""Types that counting objects inherit from: `dict.get(books, key)` would read the books uncounted."""
 BUILTINS = "__builtins__"
 """Python's own names, in every module; no lab can allow it."""
 
@@ -65,14 +69,24 @@ def _uses(body: list[ast.stmt], foreign: set[str], private: set[str]) -> Iterato
                 yield line, f"uses the private attribute {name}; {why}"
             elif name.startswith(INNER) and name not in private:
                 yield line, f"uses {name}, an attribute of Python's own frames and code"
+            elif name in FORMATS:
+                yield line, f"uses {name}, which can read private attributes; write an f-string"
+            elif _is_of_type(node):
+                yield line, f"uses {name} of a type; call it as a method of the object"
 
 
 def _attributes(node: ast.AST) -> list[str]:
-    """Return the attributes that a node reads: after a dot, in a pattern, or in the text of a format."""
+    """Return the attributes that a node reads: after a dot or in a pattern."""
     if isinstance(node, ast.Attribute):
         return [node.attr]
     if isinstance(node, ast.MatchClass):
         return node.kwd_attrs
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.findall(r"\.(\w+)", " ".join(re.findall(r"\{[^{}]*", node.value)))
     return []
+
+
+def _is_of_type(node: ast.AST) -> bool:
+    """Tell whether a node is a method of a type, such as dict.get; dict.fromkeys makes a new object."""
+    match node:
+        case ast.Attribute(ast.Name(of), name):
+            return of in TYPES and not name.startswith("from")
+    return False

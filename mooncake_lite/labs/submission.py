@@ -152,7 +152,7 @@ def _read_members(archive: zipfile.ZipFile, lab: Lab, found: Submission) -> None
     for member in members[:MOST_MEMBERS]:
         name = member.filename
         limit = limit_of(name)
-        if member.is_dir():
+        if name.endswith("/"):
             continue
         if not limit:
             found.messages.append(f"{name[:80]!a} is no part of a submission and is not read")
@@ -168,6 +168,8 @@ def _read_member(
 ) -> None:
     name = member.filename
     try:
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError("it is compressed in a form that labs pack does not write")
         with archive.open(member) as stream:
             data = stream.read(limit + 1)
     except UNREADABLE as error:
@@ -202,7 +204,7 @@ def _read_member(
 def _compare(text: str, lab: Lab, found: Submission) -> None:
     try:
         about = found.about = msgspec.json.decode(text, type=About)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         found.messages.append(f"{ABOUT} cannot be read; make the archive with mooncake-lite labs pack")
         return
     if about.lab != lab.number:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from mooncake_lite.config.progress import plain_table
@@ -50,7 +51,7 @@ def table(scores: Mapping[str, Scores]) -> Table:
     """Return a table, the best first. BEST is among them."""
     found = plain_table("policy", *HEADS, left={"policy"})
     for name, ones in ordered(scores):
-        found.add_row(name, *cells(ones, scores[BEST]))
+        found.add_row(escape(name), *cells(ones, scores[BEST]))
     return found
 
 
@@ -62,7 +63,7 @@ def draw(scores: Mapping[str, Scores]) -> bytes:
     with canvas(file, ".svg", "arena", (8, 4)) as (axes,):
         for name, ones in ordered(scores):
             curve = np.mean([one.curve for one in ones], axis=0)
-            axes.plot(np.linspace(0, 1, len(curve)), curve, linewidth=1.2, label=name)
+            axes.plot(np.linspace(0, 1, len(curve)), curve, linewidth=1.2, label=name.replace("$", r"\$"))
         axes.set(xlabel="share of a run", ylabel="requests within both limits, of all", ylim=(0, 1))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")

@@ -11,7 +11,7 @@ import click
 
 from mooncake_lite.config.options import OUT_FILE, write_out
 from mooncake_lite.config.progress import bar, counted, wide_console
-from mooncake_lite.errors import ConfigError
+from mooncake_lite.errors import ConfigError, printable
 from mooncake_lite.labs.sandbox import CANNOT_PROMISE, Level, required
 from mooncake_lite.tools.arena.board import draw, leaderboard, table
 from mooncake_lite.tools.arena.bots import BOTS, is_kept, scores_of
@@ -81,11 +81,15 @@ def run(folder: Path, requests: int, seed: int, out: Path, trusted: bool) -> Non
     race, scores, forfeits = Race(requests, seed), dict[str, Scores](), dict[str, str]()
     with counted("policies", len(files)) as told:
         for file in files:
-            score, forfeit = _race(_checked(file), race, level)
+            name = printable(file.name)  # with its ending: no policy can take the name of one of ours
+            try:
+                score, forfeit = _race(_checked(file), race, level)
+            except ConfigError as error:  # one bad file costs its own place, and nobody else's
+                score, forfeit = [], printable(str(error))
             if forfeit:
-                forfeits[file.stem] = forfeit
+                forfeits[name] = forfeit
             else:
-                scores[file.stem] = score
+                scores[name] = score
             told()
     with counted("bots", 0 if is_kept(race) else len(BOTS)) as told:
         bots = scores_of(race, told)

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 import mooncake_lite
+from mooncake_lite.errors import printable
 from mooncake_lite.labs.asking import Child, Stopped, in_words
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.sandbox import Level, Limits
@@ -63,7 +64,7 @@ class Player:
             try:
                 answer = self._ask(view, near_s, best_s)
             except Stopped as stopped:
-                self.forfeit = str(stopped)
+                self.forfeit = printable(str(stopped))
         ranked = near_only(view, np.array(answer.scores, float))
         if not answer.fetch:
             return ranked

@@ -49,6 +49,14 @@ def encrypted(data: bytes) -> bytes:
     return data
 
 
+def lzma_archive(path: Path) -> bytes:
+    """An archive that names 4 GiB of memory, and has a mistake in what is compressed."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("regions/2d.py", GOOD["2d"])
+    head, properties, rest = path.read_bytes().partition(b"\x05\x00\x5d")
+    return head + properties + b"\xff" * 12 + rest[12:]
+
+
 ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no_archive": (lambda path: path.write_bytes(b"hello"), "the archive cannot be read"),
     "no_bytes": (lambda path: path.touch(), "the archive cannot be read"),
@@ -57,6 +65,18 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
         "the archive cannot be read",
     ),
     "encrypted": (lambda path: patched(path, RIGHT, encrypted), "regions/2d.py cannot be read"),
+    "lzma": (
+        lambda path: patched(path, {}, lambda _: lzma_archive(path)),
+        "regions/2d.py cannot be read: it is compressed in a form that labs pack does not write",
+    ),
+    "no_name": (
+        lambda path: patched(path, {}, lambda data: data.replace(b"lab.json", b"\0ab.json")),
+        "'' is no part of a submission",
+    ),
+    "deep_json": (
+        lambda path: write_members(path, **{"lab.json": b'{"x":' + b"[" * 3000}),
+        "lab.json cannot be read",
+    ),
     "zip_bomb": (
         lambda path: write_archive(path, {"2d": "x" * 50_000_000}),
         "regions/2d.py has more than 65,536 bytes",
@@ -253,3 +273,21 @@ def test_an_archive_of_a_student_is_a_zip_with_these_members_alone(tree: Path) -
     labs("pack", "2", "--out", "x.zip")
     with zipfile.ZipFile(tree / "x.zip") as archive:
         assert archive.namelist() == ["lab.json", *(f"regions/{task}.py" for task in LAB.ids)]
+
+
+# ------------------------------------------------------------------------------------------- cheats
+
+
+def test_no_region_makes_its_cost_smaller_than_it_is(tmp_path: Path) -> None:
+    """Gate 1 lets both pass: one writes a counter, the other compares what should be plain numbers."""
+    many = text("free = [page.real for page in self.free]", "[0 for a in free for b in free if a == b]")
+    cheats = {
+        "counter": {"2c": text("self._blocks.asked -= 10**6") + GOOD["2c"]},
+        "plain": {"2d": many + GOOD["2d"]},
+    }
+    for name, regions in cheats.items():
+        write_archive(tmp_path / f"{name}.zip", regions)
+    grades = {each.name: each for each in grade_folder(ROOT, LAB, tmp_path, "damage", jobs=2, trusted=True)}
+    assert grades["counter"].automatic == 0
+    assert "no attribute 'asked'" in "".join(grades["counter"].scores["2c"].failed.values())
+    assert (grades["plain"].part("public"), grades["plain"].part("cost")) == (8, 0)

@@ -238,6 +238,12 @@ def test_a_plan_that_is_too_small_says_which_numbers_are_to_blame() -> None:
     assert "of first tokens keep" in said["prefill_nodes"]
     assert "of answers keep" in said["decode_nodes"]
     assert plan_points(said) == 8
+    said = plan_verdicts(**dict.fromkeys(PLAN, 1))
+    assert "This cluster cannot serve: " in said["dram_gb"]
+    assert plan_points(said) == 0
+    small = DATA.trial.Plan(1, 1, 1)
+    assert list(DATA.trial.fewer(small, DATA.trial.Plan(3, 2, 10))) == list(PLAN)
+    assert DATA.trial.fewer(DATA.trial.Plan(4, 2, 8), DATA.trial.Plan(3, 2, 10)) == {}
     said = plan_verdicts(dram_gb=float(str(best["dram_gb"])) / 4)
     assert "The pool had" in said["dram_gb"]
     assert plan_points(said) <= 16
@@ -310,6 +316,8 @@ def test_right_numbers_get_all_points_and_half_of_them_half(folder: Path) -> Non
         (f"load_s = 1{'0' * 400}", "write it as load_s = 12, in s"),
         (f"load_s = 1{'0' * 9000}", "write one line per question: kv_token_bytes = 12"),
         (f"load_s = {'[' * 9000}", "write one line per question: kv_token_bytes = 12"),
+        (f"[load_s{'.x' * 240}]\n{'x.' * 240}x = 1", "write it as load_s = 12, in s"),
+        ("".join(f"x{number} = 1\n" for number in range(2000)), "x19 is no question"),
         ("load_s 3", "write one line per question: kv_token_bytes = 12"),
         ("load_s = 3\nload_s = 4", "write one line per question: kv_token_bytes = 12"),
         (

@@ -29,7 +29,7 @@ from mooncake_lite.labs import (
 )
 from mooncake_lite.labs.asking import Stopped
 from mooncake_lite.labs.gates import MOST_CHARACTERS, look_at
-from mooncake_lite.labs.judging import Counted
+from mooncake_lite.labs.judging import Counted, Judge, Outcome
 from mooncake_lite.labs.lab import FOLDER, _problem, find_root, lab_in, read_lab
 from mooncake_lite.labs.lowering import FAILED, Lowered
 from mooncake_lite.labs.scores import TaskScore
@@ -164,6 +164,9 @@ def test_a_release_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         (b"bytes_hashed = 'x'", "write one line per cost: "),
         (b"\xff", "write one line per cost: "),
         (b"no_cost = 1", "no_cost is no cost; there are "),
+        (b"x = " + b"[" * 400 + b"\n[" * 400, "maximum recursion depth exceeded"),
+        (b"x" + b".x" * 4000 + b" = 1", "a line has more than 500 characters; "),
+        (b"".join(b"x%d = 1\n" % number for number in range(1500)), "x0, x1, x10, .{67} is no cost; "),
         (f"{LAB.tasks[0].cost.name} = -1".encode(), "write a number from 0 to"),
     ],
 )
@@ -251,6 +254,19 @@ def test_an_id_of_an_account_or_of_a_process_is_used() -> None:
     assert sandbox._is_used(0)
     gone: Any = SimpleNamespace(stat=Mock(side_effect=FileNotFoundError))
     assert sandbox._owner(gone) == -1
+
+
+@pytest.mark.parametrize(
+    ("seed", "told"), [("public", "exit code 37"), ("private", "its process ended in a private test")]
+)
+def test_how_a_private_test_ended_is_not_told_to_a_student(seed: str, told: str) -> None:
+    """A region could tell what it was given in private by its exit code."""
+    child = Mock(files={}, printed=b"", stopped="exit code 37", ask=Mock(side_effect=Stopped("exit code 37")))
+    run, outcome = SimpleNamespace(seeds={seed: 1}), Outcome()
+    session: Any = SimpleNamespace(run=run, lab=LAB, outcome=outcome, child=lambda task: child)
+    with pytest.raises(pytest.fail.Exception, match="exit code 37"):
+        Judge(session, "2a", "name", seed).ask("call", {}, int)
+    assert outcome.stopped == {"2a": told}
 
 
 def test_a_cost_above_the_limit_is_told_beside_the_prediction() -> None:

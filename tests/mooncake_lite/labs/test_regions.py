@@ -149,7 +149,13 @@ def test_a_body_is_refused_as_too_deep_where_python_itself_cannot_read_it(deep: 
         ("held.__builtins__", "private attribute __builtins__"),
         ("held.f_builtins", "uses f_builtins, an attribute of Python's own frames"),
         ("match held:\n            case int(gi_frame=new): pass", "uses gi_frame"),
-        ("'{0.gi_frame.f_locals}'.format(held)", "uses gi_frame"),
+        ("'{0.gi_frame.f_locals}'.format(held)", "uses format, which can read private attributes"),
+        ("('{' + '0.gi_frame}').format(held)", "uses format, which can read private attributes"),
+        ("'{0[0].x}'.format_map(held)", "uses format_map"),
+        ("held.\uff47i_frame", "uses gi_frame"),
+        ("dict.get(self.used, 1)", "uses get of a type; call it as a method of the object"),
+        ("int.bit_count(1)", "uses bit_count of a type"),
+        ("self.free._asked = 0", "private attribute _asked"),
     ],
 )
 def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:
@@ -169,7 +175,7 @@ def test_a_region_may_use_its_own_names_in_every_scope() -> None:
         try:
             order = sorted(held, key=lambda page: (page, len(held)))
         except ValueError as error:
-            print(error)
+            print(error, dict.fromkeys(held))
         def inner(number, *rest, **more):
             return [other for other in order if (twice := 2 * other) > number], rest, more, twice
         class Own:

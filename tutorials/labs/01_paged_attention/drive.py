@@ -37,32 +37,33 @@ class Counted(np.ndarray):
     A part of it counts as a whole, as long as no elements of that part are read by index themselves. A
     function of NumPy that makes another array out of the whole one reads all of it.
 
-    is_whole   it has all elements of the array that the region was given, perhaps in another shape
+    _is_whole   it has all elements of the array that the region was given, perhaps in another shape
     """
 
     count = 0
     _counted = 0
-    is_whole = False
+    _is_whole = False
+    base = data = flat = None  # they lead to the same elements, uncounted
 
     def __array_finalize__(self, made_of: Any) -> None:
         """Note whether this new array has all elements."""
-        self.is_whole = getattr(made_of, "is_whole", False) and self.size == made_of.size
+        self._is_whole = getattr(made_of, "_is_whole", False) and self.size == made_of.size
 
     def view(self, *given: Any) -> Any:
         """Count the whole array."""
-        Counted.count += self.size if self.is_whole else 0
+        Counted.count += self.size if self._is_whole else 0
         return super().view(*given)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Count what a function reads."""
         made = super().__array_function__(function, types, args, kwargs)
-        if self.is_whole and isinstance(made, np.ndarray) and not _share(made, self):
+        if self._is_whole and isinstance(made, np.ndarray) and not _share(made, self):
             Counted.count += self.size
         return made
 
     def take(self, *args: Any, **kwargs: Any) -> Any:
         """Count the whole array."""
-        Counted.count += self.size if self.is_whole else 0
+        Counted.count += self.size if self._is_whole else 0
         return super().take(*args, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
@@ -86,7 +87,7 @@ def _share(one: np.ndarray, other: np.ndarray) -> bool:
 def counted(array: np.ndarray) -> Counted:
     """Return an array that counts."""
     made = array.view(Counted)
-    made.is_whole = True
+    made._is_whole = True
     return made
 
 

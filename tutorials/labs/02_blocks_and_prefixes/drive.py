@@ -13,7 +13,7 @@ from typing import Any
 import scheduler.instance.pages
 import store.keys
 import store.policies.sieve
-from mooncake_lite.labs.counting import CountedLookUps, CountedNumber, counting
+from mooncake_lite.labs.counting import CountedLookUps, CountedNumber, counting, going_on
 from scheduler.instance.pages import PageDraft, Pages
 from scheduler.instance.prefix import Chain
 from scheduler.instance.prefix_hash import HashPrefix
@@ -113,11 +113,11 @@ def match(inputs: dict[str, Any]) -> dict[str, Any]:
     prefix._by_end = ends = CountedLookUps(prefix._by_end)
     found = []
     for asked in inputs["asked"]:
-        before = blocks.asked + ends.asked
+        before = blocks._asked + ends._asked
         size = inputs["block_tokens"] // inputs["page_tokens"]
         known = inserted[asked["from"]][: asked["known_blocks"] * size]
         pages_found = prefix.match(chain_of(asked), asked["tokens"], asked["most_tokens"], known)
-        found.append({"pages": list(pages_found), "look_ups": blocks.asked + ends.asked - before})
+        found.append({"pages": list(pages_found), "look_ups": blocks._asked + ends._asked - before})
     return {"inserted": inserted, "found": found}
 
 
@@ -134,6 +134,15 @@ class CountedPage(CountedNumber):
     """A page number that counts how often it is compared or hashed."""
 
     __hash__ = counting("__hash__")
+    real = property(going_on("__pos__"))
+    numerator = property(going_on("__pos__"))
+
+
+for _name in ("mul", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor"):
+    for _reverse in ("", "r"):
+        setattr(CountedPage, f"__{_reverse}{_name}__", going_on(f"__{_reverse}{_name}__"))
+for _name in ("__abs__", "__round__", "conjugate"):
+    setattr(CountedPage, _name, going_on(_name))
 
 
 class KeepsPages(type):
@@ -179,33 +188,33 @@ def check(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class SeenRing(SIEVE):
     """A policy whose region is watched: what it reads is counted while it runs, and nothing else.
 
-    bits, links   reads of `visited`, and of `newer` and `older`
-    walked        look-ups in `_nodes`, and entries that are walked over
+    _bits, _links   reads of `visited`, and of `newer` and `older`
+    _walked         look-ups in `_nodes`, and entries that are walked over
     """
 
     def __init__(self, capacity: int) -> None:
-        self.bits = self.links = self.walked = 0
-        self.is_running = False
+        self._bits = self._links = self._walked = 0
+        self._is_running = False
         super().__init__(capacity)
         self._nodes = CountedLookUps()
 
     @property
     def steps(self) -> int:
         """Return the largest of the counts: each of them is 1 for an item that the hand looks at."""
-        return max(self.bits, self.links, self.walked)
+        return max(self._bits, self._links, self._walked)
 
     def offered(self) -> Iterator[int]:
         """Yield what the region yields."""
         items = self.victims(0.0)
         while True:
-            before, self.is_running = self._nodes.asked, True
+            before, self._is_running = self._nodes._asked, True
             try:
                 item = next(items)
             except StopIteration:
                 return
             finally:
-                self.is_running = False
-                self.walked += self._nodes.asked - before
+                self._is_running = False
+                self._walked += self._nodes._asked - before
             yield item
 
     def drawn(self) -> str:
@@ -225,13 +234,13 @@ def watched_nodes(policy: Callable[[], SeenRing | None]) -> type:
 
     def watched(name: str, count: str) -> property:
         def read(node: Any) -> Any:
-            if (ring := policy()) is not None and ring.is_running:
+            if (ring := policy()) is not None and ring._is_running:
                 setattr(ring, count, getattr(ring, count) + 1)
             return getattr(node, f"_{name}")
 
         return property(read, lambda node, value: setattr(node, f"_{name}", value))
 
-    for name, count in (("visited", "bits"), ("newer", "links"), ("older", "links")):
+    for name, count in (("visited", "_bits"), ("newer", "_links"), ("older", "_links")):
         setattr(Node, name, watched(name, count))
     return Node
 

@@ -27,26 +27,26 @@ class CountedSizes(MutableSequence[int]):
     """A list that counts how many of its entries are read."""
 
     def __init__(self, entries: list[int]) -> None:
-        self.entries = entries
-        self.read = 0
+        self._entries = entries
+        self._read = 0
 
     def __getitem__(self, place: Any) -> Any:
-        found = self.entries[place]
-        self.read += len(found) if isinstance(place, slice) else 1
+        found = self._entries[place]
+        self._read += len(found) if isinstance(place, slice) else 1
         return found
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        self.entries[place] = value
+        self._entries[place] = value
 
     def __delitem__(self, place: Any) -> None:
-        del self.entries[place]
+        del self._entries[place]
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self._entries)
 
     def insert(self, index: int, value: int) -> None:
         """Insert an entry."""
-        self.entries.insert(index, value)
+        self._entries.insert(index, value)
 
     def copy(self) -> list[int]:
         """Return all entries."""
@@ -68,7 +68,7 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     seen = []
     first = len(inputs["steps"]) - inputs["last"]
     for place, (verb, number) in enumerate(inputs["steps"]):
-        before = sizes.read + sum(book.walked for book in books)
+        before = sizes._read + sum(book._walked for book in books)
         got: Any = None
         raised = ""
         try:
@@ -86,7 +86,7 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
         if place < first and not raised:
             continue
         holes = sorted([offset, size] for offset, size in dict.items(allocator._starts))
-        read = sizes.read + sum(book.walked for book in books) - before
+        read = sizes._read + sum(book._walked for book in books) - before
         seen.append({"got": got, "holes": holes, "read": read, "raised": raised})
         if raised:
             break

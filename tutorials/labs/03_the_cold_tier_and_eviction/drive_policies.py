@@ -23,11 +23,11 @@ MOST_DRAWN = 16
 class WatchedRanking(Ranking[int]):
     """A ranking that counts as a CountedLookUps does."""
 
-    asked = walked = 0
+    _asked = _walked = 0
 
     def _walk(self) -> None:
-        self.asked += 1
-        self.walked += 1
+        self._asked += 1
+        self._walked += 1
 
     def ascending(self) -> Iterator[int]:
         """Count each item that comes out. `first` has counted the first one."""
@@ -43,11 +43,11 @@ class WatchedRanking(Ranking[int]):
 
     def key(self, item: int) -> Any:
         """Count a look-up."""
-        self.asked += 1
+        self._asked += 1
         return super().key(item)
 
     def __contains__(self, item: int) -> bool:
-        self.asked += 1
+        self._asked += 1
         return super().__contains__(item)
 
     def __iter__(self) -> Iterator[int]:
@@ -57,11 +57,11 @@ class WatchedRanking(Ranking[int]):
 
 
 class Reads:
-    """What a region has read of these books while it ran, and nothing else; asked and walked as theirs."""
+    """What a region has read of these books while it ran, and nothing else; _asked and _walked as theirs."""
 
     def __init__(self, books: Sequence[CountedLookUps | WatchedRanking]) -> None:
-        self.books = books
-        self.walked = self.asked = 0
+        self._books = books
+        self._walked = self._asked = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -71,11 +71,11 @@ class Reads:
             yield
         finally:
             now = self._all()
-            self.walked += now[0] - walked
-            self.asked += now[1] - asked
+            self._walked += now[0] - walked
+            self._asked += now[1] - asked
 
     def _all(self) -> tuple[int, int]:
-        return sum(book.walked for book in self.books), sum(book.asked for book in self.books)
+        return sum(book._walked for book in self._books), sum(book._asked for book in self._books)
 
 
 def shortened(items: list[str]) -> str:
@@ -93,12 +93,12 @@ class SeenLeaves(LeavesFirst):
         super().__init__(capacity)
         self._parent, self._children, self._used = (CountedLookUps() for _ in range(3))
         self._leaves = WatchedRanking()
-        self.reads = Reads([self._parent, self._children, self._used, self._leaves])
+        self._reads = Reads([self._parent, self._children, self._used, self._leaves])
 
     @property
     def steps(self) -> int:
         """Return what was read."""
-        return self.reads.asked
+        return self._reads._asked
 
     def drawn(self) -> list[str]:
         """Return the items from cold to hot: each after a slash after its parent."""
@@ -114,12 +114,12 @@ class SeenQueues(S3FIFO):
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self._small, self._main = CountedLookUps(), CountedLookUps()
-        self.reads = Reads([self._small, self._main])
+        self._reads = Reads([self._small, self._main])
 
     @property
     def steps(self) -> int:
         """Return the larger of the counts: each of them is 1 for an item that is looked at."""
-        return max(self.reads.walked, self.reads.asked - self.reads.walked)
+        return max(self._reads._walked, self._reads._asked - self._reads._walked)
 
     def drawn(self) -> list[str]:
         """Return both queues, the oldest item first, with one * for each use."""
@@ -135,7 +135,7 @@ def offered(policy: Seen) -> Iterator[int]:
     items = policy.victims(0.0)
     while True:
         try:
-            with policy.reads.counted():
+            with policy._reads.counted():
                 item = next(items)
         except StopIteration:
             return

@@ -52,6 +52,13 @@ class CountedLine(deque[Task]):
         CountedLine.looked += 1
         return super().__getitem__(place)
 
+    def copy(self) -> Any:
+        """Return all jobs; each is looked at."""
+        return deque(self)
+
+    def __add__(self, other: Any) -> Any:
+        return deque([*self, *other])
+
 
 class CountedBatch(list[Task]):
     """The running batch; it counts how often a job is looked at, slices included."""
@@ -72,6 +79,13 @@ class CountedBatch(list[Task]):
         found = super().__getitem__(place)
         CountedBatch.looked += len(found) if isinstance(place, slice) else 1
         return found
+
+    def copy(self) -> Any:
+        """Return all jobs; each is looked at."""
+        return [*self]
+
+    def __add__(self, other: Any) -> Any:
+        return [*self, *other]
 
 
 class Books(State):

@@ -49,8 +49,9 @@ def _counted(name: str) -> Any:
 BINARY = ("and", "or", "xor", "lshift", "rshift", "sub", "add", "mul", "floordiv", "mod", "divmod")
 OPERATIONS = [f"__{reverse}{name}__" for name in BINARY for reverse in ("", "r")]
 OPERATIONS += ["__invert__", "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"]
-for _name in (*OPERATIONS, "to_bytes", "bit_count"):
+for _name in (*OPERATIONS, "__abs__", "__pos__", "__round__", "conjugate", "to_bytes", "bit_count"):
     setattr(CountedBits, _name, _counted(_name))
+CountedBits.real = CountedBits.numerator = property(_counted("__pos__"))  # type: ignore[assignment]
 CountedBits.__hash__ = int.__hash__  # type: ignore[method-assign]
 
 
@@ -150,14 +151,14 @@ def array_of(found: Any, what: str) -> Any:
 class SeenView:
     """What a policy reads of a view: columns, and predictions that count their rows.
 
-    predicted   rows that `prefill_s` and `fetch_s` have predicted. `fetch_s` is kept, and counts once.
+    _predicted   rows that `prefill_s` and `fetch_s` have predicted. `fetch_s` is kept, and counts once.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.near, self.queue_s = np.array(given["near"], float), np.array(given["queue_s"], float)
         self.best = float(given["best"])
         self.pool = SimpleNamespace(blocks=given["best"], ssd_blocks=given["ssd_blocks"])
-        self.predicted = 0
+        self._predicted = 0
         self._table = np.array(given["prefill_s"])
         self._fetch_s = np.array(given["fetch_s"], float)
         self._is_fetch_known = False
@@ -169,7 +170,7 @@ class SeenView:
         for each in blocks:
             if not (0 <= each <= most and each == int(each)):
                 raise ValueError(f"prefill_s({each:g}): the prompt has {most} blocks")
-        self.predicted += count
+        self._predicted += count
         return self._table[np.arange(count), blocks.astype(np.int64)]  # type: ignore[no-any-return]
 
     @property
@@ -177,7 +178,7 @@ class SeenView:
         """Return the seconds to fetch the rest of the longest prefix to each instance."""
         if not self._is_fetch_known:
             self._is_fetch_known = True
-            self.predicted += len(self.near)
+            self._predicted += len(self.near)
         return self._fetch_s
 
     def changed(self, given: dict[str, Any]) -> list[str]:
@@ -190,7 +191,7 @@ def rank(inputs: dict[str, Any]) -> dict[str, Any]:
     """Rank the instances of a view that is made by hand."""
     view = SeenView(inputs)
     ranked = KVCacheCentric(inputs["threshold"]).rank(view)  # type: ignore[arg-type]
-    told: dict[str, Any] = {"predicted": view.predicted, "changed": view.changed(inputs)}
+    told: dict[str, Any] = {"predicted": view._predicted, "changed": view.changed(inputs)}
     count = len(inputs["near"])
     for name in ("score", "reused", "transfer_s", "prefill_s", "fetch"):
         column = array_of(getattr(ranked, name), f"{name} of rank() is")
@@ -217,9 +218,9 @@ def hot(inputs: dict[str, Any]) -> list[dict[str, Any]]:
     spots._reads = books = CountedLookUps()
     seen = []
     for node, keys, is_near, now in inputs["reads"]:
-        before = books.asked + books.written
+        before = books._asked + books._written
         found = spots.on_read(node, keys, is_near, now)
-        accesses = books.asked + books.written - before
+        accesses = books._asked + books._written - before
         if not isinstance(found, list):
             raise TypeError(f"on_read() returned a {type(found).__name__}, and a list is wanted")
         after = [[key, of, time_s, count] for (key, of), (time_s, count) in books.items()]
@@ -285,11 +286,11 @@ class SeenLoad:
 
     def __init__(self, running: int, stairs: list[tuple[float, int]]) -> None:
         self.running, self._stairs = running, stairs
-        self.asked: list[list[float]] = []
+        self._asked: list[list[float]] = []
 
     def sequences(self, at: float, now: float, tbt_s: float) -> int:
         """Return the sequences of the last stair that is not above this TBT; 0 below the first one."""
-        self.asked.append([at, now, tbt_s])
+        self._asked.append([at, now, tbt_s])
         return next((count for from_s, count in reversed(self._stairs) if from_s <= tbt_s), 0)
 
 
@@ -329,7 +330,7 @@ def tbt(inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 request_id=given["request_id"], n=given["n"], slo_tbt_s=given["slo_tbt_s"], context=1
             )
             found = Predictive().tbt_s(state, request, None, given["ttft"], given["now"])  # type: ignore[arg-type]
-            seen.append({"tbt_s": float(found), "asked": decode_load.asked})
+            seen.append({"tbt_s": float(found), "asked": decode_load._asked})
     finally:
         module["mean_tbt_terms"] = real
     return seen

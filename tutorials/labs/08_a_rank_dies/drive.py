@@ -30,7 +30,7 @@ class PlayedKernel:
     """
 
     def __init__(self, peers: list[dict[str, Any]]) -> None:
-        self.tick = self.asked = 0
+        self.tick = self._asked = 0
         self.killed: list[tuple[int, str]] = []
         self._pids = {FIRST_PID + number: peer for number, peer in enumerate(peers) if peer["here"]}
         self._ends = {peer["name"]: peer["ends"] for peer in self._pids.values()}
@@ -38,7 +38,7 @@ class PlayedKernel:
 
     def is_stopped(self, pid: int) -> bool:
         """Tell whether a process is suspended now."""
-        self.asked += 1
+        self._asked += 1
         return any(begin <= self.tick < end for begin, end in self._pids[pid]["suspended"])
 
     def kill(self, name: str) -> None:
@@ -107,7 +107,7 @@ def watch(inputs: dict[str, Any]) -> dict[str, Any]:
                 monitor._report(name, reason, ended)
     finally:
         transport.membership.process_is_stopped = real
-    return {"killed": kernel.killed, "reported": reported, "asked": kernel.asked}
+    return {"killed": kernel.killed, "reported": reported, "asked": kernel._asked}
 
 
 # ------------------------------------------------------------------------------------------- 8b
@@ -189,7 +189,7 @@ def remove(inputs: dict[str, Any]) -> dict[str, Any]:
         owners = directory.remove_segment(inputs["rank"])
     except StoreError as error:
         raised = type(error).__name__
-    visited = objects.asked
+    visited = objects._asked
     there = {name: directory.has(number) for name, number in pool.ids.items()}
     events = [
         [type(event).__name__, event.key, event.rank, event.tier]
@@ -262,9 +262,9 @@ class WatchedOrder(InOrder):
     @waiting.setter
     def waiting(self, entries: Any) -> None:
         if entries is not self._table:
-            counts = self._table.asked, self._table.taken
+            counts = self._table._asked, self._table._taken
             self._table = CountedLookUps(dict.items(entries))
-            self._table.asked, self._table.taken = counts
+            self._table._asked, self._table._taken = counts
 
 
 def push(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def push(inputs: dict[str, Any]) -> dict[str, Any]:
                 "ended": order.ended,
             }
         )
-    return {"seen": seen, "asked": order.waiting.asked - order.waiting.taken}  # taking out is free
+    return {"seen": seen, "asked": order.waiting._asked - order.waiting._taken}  # taking out is free
 
 
 CALLS = {"watch": watch, "remove": remove, "push": push}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from mooncake_lite.cli import main
 from mooncake_lite.tools.arena import bots
-from mooncake_lite.tools.arena.board import BEST, leaderboard
+from mooncake_lite.tools.arena.board import BEST, draw, leaderboard
+from mooncake_lite.tools.arena.command import MOST_POLICY_BYTES
 from mooncake_lite.tools.arena.player import NAME, player_of
 from mooncake_lite.tools.arena.race import Race, Score, goodput
 from scheduler.placement import POLICIES
@@ -26,6 +28,17 @@ def known_bots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mooncake_lite.tools.arena.command.scores_of", lambda race, told: known)
 
 
+FORGED = """
+import os
+
+def score(nodes):
+    for stream in range(3, 20):
+        try:
+            os.write(stream, b'{{"value": {{"scores": [{number}, 1, 1, 1]}}}}\\n')
+        except OSError:
+            pass
+    return [1] * 4
+"""
 LEAST_LOADED = "def score(nodes):\n    return nodes.queue_s\n"
 GLOBAL_CACHE = """
 import numpy as np
@@ -82,6 +95,12 @@ def test_a_policy_may_fetch(tmp_path: Path) -> None:
         ("def score(", "the code cannot be imported: SyntaxError"),
         ("import os\ndef score(nodes): os._exit(0)", "ended with exit code 0"),
         ("import os\ndef score(nodes): os.write(1, b'{}')", "score returned 1 scores and 0 fetches"),
+        ("def score(nodes): raise ValueError('\\x1b[2J won\\n')", "ValueError: ?[2J won? in policy.py:1"),
+        (
+            FORGED.format(number="1" + "0" * 400),
+            "the answer has another type than asked: Number out of range",
+        ),
+        (FORGED.format(number="1e999"), "the child wrote something that is no answer"),
     ],
 )
 def test_a_policy_that_answers_badly_forfeits_with_the_reason(text: str, reason: str, tmp_path: Path) -> None:
@@ -198,11 +217,39 @@ def test_a_class_races_in_the_sandbox(
     out = tmp_path / "board.html"
     assert main(["arena", "run", str(policies), "--requests", "20", "--seed", "9", "--out", str(out)]) == 0
     told, page = capsys.readouterr().out, out.read_text()
-    assert "loop forfeits: it used more than 4 s of processor time" in told
-    assert "thief forfeits: the code cannot be imported" in told
-    assert "<td>1</td><td>&lt;b&gt;ada</td>" in page
+    assert "loop.py forfeits: it used more than 4 s of processor time" in told
+    assert "thief.py forfeits: the code cannot be imported" in told
+    assert "<td>1</td><td>&lt;b&gt;ada.py</td>" in page
     assert "kvcache-centric (ours)" in page
     assert "<b>ada" not in page
+
+
+@pytest.mark.quick
+def test_a_bad_file_or_name_costs_no_other_policy_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_bots: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names that are markup, terminal codes, no text or that of one of ours; a file that is too large."""
+    names = [
+        "[bold].py",
+        f"{BEST}.py",
+        f"{BEST} (ours).py",
+        "a\x1b[2Jb.py",
+        os.fsdecode(b"\xff.py"),
+        "$x^$.py",
+    ]
+    scores = [Score(1.0, 0.5, 1.0, [0.0])] * 5
+    monkeypatch.setattr("mooncake_lite.tools.arena.command._race", lambda *_: (scores, ""))
+    for name in names:
+        policy(tmp_path, LEAST_LOADED, name)
+    policy(tmp_path, "#" * (MOST_POLICY_BYTES + 1), "large.py")
+    out = tmp_path / "board.html"
+    assert main(["arena", "run", str(tmp_path), "--seed", "9", "--out", str(out), "--trusted"]) == 0
+    told, page = capsys.readouterr().out, out.read_text()
+    assert all(name in told for name in (*names[:3], "a?[2Jb.py", "?.py"))
+    assert "large.py forfeits: " in told
+    assert f"<td></td><td>{BEST} (ours)</td><td>9.000</td>" in page
+    assert page.count("<td>1.000</td>") == len(names)
+    draw(dict.fromkeys(("$x^$", "$\\frac{$"), scores))
 
 
 @pytest.mark.quick

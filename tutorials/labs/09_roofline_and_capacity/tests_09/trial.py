@@ -65,6 +65,11 @@ class Plan:
     decode: int
     dram_gb: float
 
+    @property
+    def pool_gb(self) -> float:
+        """Return the GB that all prefill nodes lend together."""
+        return self.prefill * self.dram_gb
+
     def cost(self, prices: Prices) -> float:
         """Return dollars an hour."""
         prefill = prices.prefill_node_hour + self.dram_gb * prices.dram_gb_hour
@@ -125,6 +130,8 @@ def played(files: dict[str, bytes], plan: Plan) -> Played:
     )
     outcome = play(cluster, TraceSource(trace_of(files)), seed=0)
     limits, records = company_of(files).limits, outcome.records
+    if lost := [one.cause for one in records if len(one.token_times_s) == 0]:
+        raise ConfigError(f"{len(lost)} requests get no token ({lost[0]}); give the pool more memory")
     ttft = np.mean([one.ttft_s <= limits.ttft_ms / 1e3 for one in records])
     tbt = np.mean([one.tbt_s <= limits.tbt_ms / 1e3 for one in records])
     return Played(outcome, plan, float(ttft), float(tbt))
@@ -153,7 +160,21 @@ def verdicts(files: dict[str, bytes], numbers: dict[str, float]) -> dict[str, st
         seen = played(files, plan)
     except (ConfigError, ClusterError) as error:
         return dict.fromkeys(QUESTIONS, f"not right. This cluster cannot serve: {str(error)[:200]}")
-    return dict.fromkeys(QUESTIONS, "") | late(files, seen) | dear(plan, best, prices)
+    few = late(files, seen)
+    if few:
+        few = fewer(plan, best) | few
+    return dict.fromkeys(QUESTIONS, "") | few | dear(plan, best, prices)
+
+
+def fewer(plan: Plan, best: Plan) -> dict[str, str]:
+    """Return which numbers are below those of the best plan: in a plan that is late they are not right.
+
+    Otherwise a plan of one node and 1 GB would have only one wrong number.
+    """
+    lenders = max(plan.prefill, best.prefill)  # more nodes may lend less each
+    parts = (plan.prefill, plan.decode, lenders * plan.dram_gb), (best.prefill, best.decode, best.pool_gb)
+    words = "not right. The plan does not keep its limits, and the best one has more of this"
+    return {name: words for name, mine, most in zip(QUESTIONS, *parts, strict=True) if mine < most}
 
 
 def late(files: dict[str, bytes], seen: Played) -> dict[str, str]:
@@ -192,7 +213,7 @@ def dear(plan: Plan, best: Plan, prices: Prices) -> dict[str, str]:
     parts = (
         (plan.prefill - best.prefill) * prices.prefill_node_hour,
         (plan.decode - best.decode) * prices.decode_node_hour,
-        (plan.prefill * plan.dram_gb - best.prefill * best.dram_gb) * prices.dram_gb_hour,
+        (plan.pool_gb - best.pool_gb) * prices.dram_gb_hour,
     )
     words = f"not right. The plan costs {ratio:.2f} times the best one, and {WITHIN:g} times is allowed"
     return {QUESTIONS[parts.index(max(parts))]: f"{words}. Look at this: most of the difference is here"}
