@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from mooncake_lite.labs import sandbox
+from mooncake_lite.labs.bench import bench_of
 from mooncake_lite.labs.dev_check import (
     Bench,
     dev_check,
@@ -24,7 +25,7 @@ from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import Lab, lab_in, labs_in
 from mooncake_lite.labs.mutants import Mutant, mutants
 from mooncake_lite.labs.questions import as_toml, real_answers
-from mooncake_lite.labs.survivors import equal_of
+from mooncake_lite.labs.survivors import equal_of, survivors
 from mooncake_lite.labs.variant import public_seed
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, write_archive
 from tests.mooncake_lite.labs.trees import ROOT, edit
@@ -54,6 +55,20 @@ def test_every_lab_keeps_all_rules(lab: Lab, soak: int) -> None:
     began, said = time.monotonic(), []
     assert dev_check(ROOT, lab, quick=False, say=said.append), "\n".join(said)
     assert time.monotonic() - began < 20 * 60
+
+
+@pytest.mark.parametrize("number", [number for number, lab in LABS.items() if lab.files])
+def test_nearly_all_mutants_that_differ_from_the_reference_are_noticed(number: int, soak: int) -> None:
+    if soak == 1:
+        pytest.skip("tries every mutant, for minutes; make soak does it")
+    lab, left, different = LABS[number], list[tuple[str, str]](), 0
+    with bench_of(ROOT, lab) as bench:
+        known = equal_of(bench)
+        for task in lab.tasks:
+            equal = known.get(task.id, {})
+            different += len(mutants(bench.region(task))) - len(equal)
+            left += [(task.id, each.what) for each in survivors(bench, task) if each.what not in equal]
+    assert len(left) <= 0.05 * different, left
 
 
 @pytest.mark.parametrize(
