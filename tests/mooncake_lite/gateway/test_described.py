@@ -39,6 +39,9 @@ SHARES = {
 }
 """How many of 33 examples go to an endpoint."""
 
+FEW = 8
+"""Of fewer examples chance decides how many are accepted."""
+
 ACCEPTED = {
     "POST /v1/chat/completions": 0.5,
     "POST /v1/completions": 0.8,
@@ -46,7 +49,7 @@ ACCEPTED = {
     "POST /tokenize": 0.8,
     "POST /detokenize": 0.9,
 }
-"""The least part of an endpoint's examples that are accepted.
+"""The least part of an endpoint's examples that are accepted, where there are FEW or more.
 
 The others hold fields that contradict each other, which a schema cannot say. Hypothesis draws from the
 constants of the modules that are loaded, so the part differs by what else the same process has tested.
@@ -113,4 +116,5 @@ def test_what_the_document_allows_gets_an_answer_that_it_describes(
     ask()
 
     for label, least in ACCEPTED.items():
-        assert accepted[label] > least * asked[label], (accepted, asked)
+        if asked[label] >= FEW:
+            assert accepted[label] > least * asked[label], (accepted, asked)
