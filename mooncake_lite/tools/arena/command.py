@@ -84,7 +84,7 @@ def run(folder: Path, requests: int, seed: int, out: Path, trusted: bool) -> Non
             name = printable(file.name)  # with its ending: no policy can take the name of one of ours
             try:
                 score, forfeit = _race(_checked(file), race, level)
-            except ConfigError as error:  # one bad file costs its own place, and nobody else's
+            except ConfigError as error:  # this file forfeits; the others still race
                 score, forfeit = [], printable(str(error))
             if forfeit:
                 forfeits[name] = forfeit
