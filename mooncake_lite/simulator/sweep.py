@@ -127,17 +127,17 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
     Processes of this host hear no Ctrl-C, and end where this one is interrupted, fails or is killed.
     """
     executor: Executor
+    pressed = False
     if mpi:
         from mpi4py.futures import MPIPoolExecutor
 
         executor = MPIPoolExecutor()
     else:
         executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # what is started now inherits it
-        for _ in range(jobs):
-            executor.submit(int)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        pressed = _start_all(executor, jobs)
     try:
+        if pressed:
+            raise KeyboardInterrupt
         yield executor
     except BaseException:
         for child in multiprocessing.active_children():
@@ -145,6 +145,22 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _start_all(executor: Executor, jobs: int) -> bool:
+    """Start all processes of `executor`, which inherit that Ctrl-C is blocked. Tell whether it was pressed.
+
+    Blocking is not enough here: a library's thread takes the signal, and Python handles it in this one.
+    A child whose start is interrupted would print a traceback.
+    """
+    pressed: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    for _ in range(jobs):
+        executor.submit(int)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.signal(signal.SIGINT, handler)
+    return bool(pressed)
 
 
 def _end_with_parent() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mooncake_lite.cli import main
 from mooncake_lite.errors import ClusterError
-from mooncake_lite.simulator.sweep import NO_OPTIONS, play_sweep, read_sweep
+from mooncake_lite.simulator.sweep import NO_OPTIONS, play_sweep, processes, read_sweep
 from mooncake_lite.workloads.traces import write_trace
 from tests.mooncake_lite.workloads.made import made_trace
 
@@ -78,6 +81,32 @@ def is_gone(group: int, limit_s: float) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_ctrl_c_that_another_thread_takes_interrupts_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's thread blocks nothing, so the signal can come to it; the children still start whole."""
+    submit, done = ProcessPoolExecutor.submit, threading.Event()
+    library = threading.Thread(target=done.wait, args=(60.0,), daemon=True)
+    library.start()
+    started = []
+
+    def pressed(self: ProcessPoolExecutor, what: Any, /, *args: Any) -> Any:
+        assert library.ident is not None
+        signal.pthread_kill(library.ident, signal.SIGINT)
+        future = submit(self, what, *args)
+        started.extend(multiprocessing.active_children())
+        return future
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", pressed)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt), processes(2, mpi=False):
+            raise AssertionError("Ctrl-C was lost")
+    finally:
+        done.set()
+    assert len(set(started)) == 2, "both starts were whole"
+    assert not multiprocessing.active_children()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_tells_what_is_done_and_leaves_no_process(tmp_path: Path) -> None:
