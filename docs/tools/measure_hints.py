@@ -2,6 +2,7 @@
 
     python docs/tools/measure_hints.py live        on emulated ranks of this machine: 14 minutes
     python docs/tools/measure_hints.py simulated   on 16 simulated nodes: half an hour on two cores
+    python docs/tools/measure_hints.py fitted      the same nodes, memory for what is used again: 10 minutes
     python docs/tools/measure_hints.py             writes the tables of what was measured into the page
 
 The results are docs/reference/measured/hints.json. A test compares the page with them.
@@ -54,6 +55,17 @@ SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = (
     *((1, {"hints": kind, "node_dram": "45GB", "pause_s": SMALL_S}) for kind in ("none", "wrong")),
 )  # fmt: skip
 """How many seeds, and with what. Settings of the hints themselves were chosen on seed 0."""
+
+FITTED, OTHERS, FITTED_REQUESTS = 1.35, (1.2, 2.0), 600
+"""The pool's space, in times of the blocks of `most_alive`, prompts included. Seeds 11 to 14 chose it."""
+
+BLOCK_BYTES, POOL_NODES = BLOCK_TOKENS * 327_680, 8
+"""Of LLaMA3-70B in the profile's layout; prefill nodes lend their DRAM."""
+
+FITTED_SETTINGS = (
+    *((10, {"hints": kind, "space": FITTED}) for kind in ("none", "agents", "wrong")),
+    *((3, {"hints": kind, "space": space}) for space in OTHERS for kind in ("none", "agents")),
+)
 
 FIGURES = ("p90", "mean")
 
@@ -132,20 +144,26 @@ def _ttft_s(records: Sequence[Record], groups: Sequence[str]) -> Found:
 
 
 def on_16_nodes(seed: int, setting: dict[str, Any]) -> Found:
-    """Simulate agents on the machines of the paper."""
+    """Simulate agents on the machines of the paper. space: agents as on live ranks, a pool that fits."""
     options = {"node_dram": "100GB", **setting}
-    pause_s = options.pop("pause_s", AGENTS.pause_s)
-    trace = made(replace(AGENTS, pause_s=pause_s), REQUESTS, RATE, seed)
-    found = simulated(trace, seed, groups=words(trace), nodes="8P8D", **options)
+    pause_s, space = options.pop("pause_s", AGENTS.pause_s), options.pop("space", None)
+    if space is None:
+        trace = made(replace(AGENTS, pause_s=pause_s), REQUESTS, RATE, seed)
+        about = {"pause_s": pause_s}
+    else:
+        trace, about = made(LIVE, FITTED_REQUESTS, RATE, seed), {"space": space}
+        options["node_dram"] = str(round(space * most_alive(trace) * BLOCK_BYTES / POOL_NODES))
+    found = simulated(trace, seed, groups=words(trace), nodes=f"{POOL_NODES}P8D", **options)
     both = {"all": found["ttft_s"], "later": found["groups"]["later"]["ttft_s"]}
-    return {"seed": seed, **options, "pause_s": pause_s, "simulated": both}
+    return {"seed": seed, **options, **about, "simulated": both}
 
 
 def measured(part: str) -> list[Found]:
     """Return the rows of a part."""
     if part == "live":
         return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
-    runs = [(seed, one) for seeds, one in SETTINGS for seed in MANY[:seeds]]
+    settings = SETTINGS if part == "simulated" else FITTED_SETTINGS
+    runs = [(seed, one) for seeds, one in settings for seed in MANY[:seeds]]
     found = list[Found]()
     with processes(usable_cores(), mpi=False) as executor, counted("runs", len(runs)) as told:
         for row in executor.map(on_16_nodes, *zip(*runs)):
@@ -158,7 +176,8 @@ def ratios(rows: Sequence[Found], turns: str = "later") -> list[tuple[str, str, 
     """Return run, hints, seed, TTFT without hints and with them, of each run with hints."""
     without, found = dict[Any, Found](), []
     for where, row in ((where, row) for row in rows for where in ("live", "simulated") if where in row):
-        run = " ".join([where, row.get("node_dram", "")]).strip()
+        memory = f"{row['space']} times" if "space" in row else row.get("node_dram", "")
+        run = f"{where} {memory}".strip()
         lru = without.setdefault((run, row["seed"]), row[where][turns])
         if row["hints"] != "none":
             hints = f"{row['hints']} {row.get('hint_error', '')}".strip()
@@ -193,7 +212,7 @@ def of_all(rows: Sequence[Found]) -> str:
                 cells.append(f"{sum(each) / len(each):.3f}{around}")
         lines.append([run.removeprefix("simulated "), hints, str(len(some[0])), *cells])
     heads = (
-        "DRAM of a node",
+        "memory",
         "hints",
         "seeds",
         "later turns, P90",

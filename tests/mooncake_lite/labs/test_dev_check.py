@@ -15,10 +15,10 @@ from mooncake_lite.labs.bench import bench_of
 from mooncake_lite.labs.dev_check import (
     Bench,
     dev_check,
-    key_tests_are_there,
     marks_agree,
     nothing_survives_in_a_release,
     reference_gets_all_points,
+    stubs_fail_and_key_tests_are_there,
     unkilled,
 )
 from mooncake_lite.labs.grading import grade_folder
@@ -131,7 +131,7 @@ def test_key_tests_that_are_missing_too_many_or_unknown_are_found(bench: Bench) 
         (task.key, None),
     ):
         lab = msgspec.structs.replace(bench.lab, tasks=[msgspec.structs.replace(task, key=key)])
-        assert list(key_tests_are_there(replace(bench, lab=lab))) == ([found] if found else [])
+        assert list(stubs_fail_and_key_tests_are_there(replace(bench, lab=lab))) == ([found] if found else [])
 
 
 def test_a_solution_in_another_file_keeps_a_release_from_being_made(bench: Bench) -> None:
