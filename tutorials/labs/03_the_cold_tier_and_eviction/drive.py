@@ -19,6 +19,8 @@ from store.directory import Directory
 from store.errors import BadBlock, PoolFull, SegmentFileError, UnknownObject
 from store.layout import BlockLayout
 from store.objects import PoolObject
+from store.policies.contract import BlockFacts
+from store.policies.lru import LRU
 
 # ------------------------------------------------------------------------------------------- 3a
 
@@ -96,22 +98,49 @@ def extents(inputs: dict[str, Any]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------- 3b
 
 
+class WatchedLRU(LRU):
+    """The default policy. It remembers what it is told about new blocks: (key, parent, time) of each."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._told: list[tuple[Any, Any, Any]] = []
+
+    def on_insert(self, item: int, facts: BlockFacts, now: float) -> None:
+        """Remember it."""
+        self._told.append((item, getattr(facts, "parent", None), now))
+        super().on_insert(item, facts, now)
+
+
+def digest_of(key: int) -> int:
+    """Return the digest of the block of a key. No key of a test is equal to a digest."""
+    return 2**32 + key
+
+
 class Puts:
-    """A directory to which a history of puts is played. A put is named by the number of its step."""
+    """A directory to which a history of puts is played. A put is named by the number of its step.
+
+    Step n takes place at n seconds. The parent of a block has the key before its own.
+    """
 
     def __init__(self, inputs: dict[str, Any]) -> None:
         self.layout = BlockLayout(1, 1, 4, inputs["head_dim"], 4)
-        self.directory = Directory(self.layout, max_unsaved_share=inputs["max_unsaved_share"])
+        share = inputs["max_unsaved_share"]
+        self.directory = Directory(self.layout, policy=WatchedLRU, max_unsaved_share=share)
         for rank, blocks, saver in inputs["segments"]:
             self.directory.add_segment(rank, blocks * padded_size(self.layout.nbytes), 0, saver=saver)
         self.objects: dict[int, PoolObject] = {}
         self.step = 0
 
+    @property
+    def now(self) -> float:
+        """Return the time of this step."""
+        return float(self.step)
+
     def put(self, owner: str, rank: int, key: int | None) -> str:
         """Allocate a block; tell whether a place was found."""
-        nbytes, digest = self.layout.nbytes, key or 0
+        keyed = {} if key is None else {"key": key, "digest": digest_of(key), "parent": key - 1}
         try:
-            obj = self.directory.allocate(owner, nbytes, now=0.0, rank=rank, key=key, digest=digest)
+            obj = self.directory.allocate(owner, self.layout.nbytes, now=self.now, rank=rank, **keyed)
         except PoolFull:
             return "full"
         self.objects[self.step] = obj
@@ -120,21 +149,22 @@ class Puts:
     def copy(self, owner: str, rank: int, put: int) -> str:
         """Allocate a copy of a block on another segment."""
         source = self.objects[put].object_id
-        self.objects[self.step] = self.directory.put_copy(source, now=0.0, owner=owner, rank=rank)
+        self.objects[self.step] = self.directory.put_copy(source, now=self.now, owner=owner, rank=rank)
         return "allocated"
 
     def end(self, put: int) -> str:
         """Report that a block was written."""
-        return "visible" if self.directory.put_end(self.objects[put].object_id, [1], 0.0) else "private"
+        is_visible = self.directory.put_end(self.objects[put].object_id, [1], self.now)
+        return "visible" if is_visible else "private"
 
     def find(self, key: int) -> str:
         """Look a key up, and touch it."""
-        found = self.directory.lookup([key], [key], 0.0)
+        found = self.directory.lookup([key], [digest_of(key)], self.now)
         return f"{found[0].tier} of rank {found[0].rank}" if found else "not found"
 
     def release(self, owner: str) -> str:
         """End a request."""
-        self.directory.release(owner, 0.0)
+        self.directory.release(owner, self.now)
         return ""
 
     def take(self) -> str:
@@ -169,11 +199,19 @@ class Puts:
             "states": {str(put): obj.state.value for put, obj in self.objects.items()},
             "waiting": [put for put, obj in self.objects.items() if obj.unsaved],
             "policies": {str(rank): sorted(segment.policy) for rank, segment in directory._segments.items()},
+            "told": [told for segment in directory._segments.values() for told in new_of(segment.policy)],
+            "used": {str(put): obj.last_use_s for put, obj in self.objects.items()},
             "events": events,
             "owners": sorted(directory.active_owners()),
             "skipped": directory.counters["saves_skipped"],
             "copies": directory.counters["copies_stored"],
         }
+
+
+def new_of(policy: WatchedLRU) -> list[tuple[Any, Any, Any]]:
+    """Return what a policy was told about new blocks since the last call."""
+    told, policy._told = policy._told, []
+    return told
 
 
 def puts(inputs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -265,14 +265,22 @@ def test_none_is_returned_only_when_too_few_bytes_are_free(lab: Judge) -> None:
 def test_each_extent_is_freed_by_itself(lab: Judge) -> None:
     sizes = lab.random.sample(range(1, 12), 6)
     steps, capacity = holes_of(sizes)
-    steps.append(("extents", UNIT * sum(sizes) - lab.random.randrange(3 * UNIT)))
+    nbytes = UNIT * sum(sizes) - lab.random.randrange(3 * UNIT)
+    steps.append(("extents", nbytes))
     seen = play(lab, [*steps, ("free", len(steps) - 1)], capacity, last=3)
-    expect_rule(lab, steps[-1][1], seen[-3].holes, seen[-2])
+    expect_rule(lab, nbytes, seen[-3].holes, seen[-2])
     lab.expect(
         seen[-1].holes,
         seen[-3].holes,
-        f"allocate_extents({steps[-1][1]}), and then free() of each of its extents (holes)",
+        f"allocate_extents({nbytes}), and then free() of each of its extents (holes)",
         "afterwards the holes are those that were there before",
+    )
+    steps += [("free", len(steps) - 1), *(("free", 2 * place + 1) for place in range(len(sizes)))]
+    lab.expect(
+        play(lab, steps, capacity, last=1)[-1].holes,
+        [(0, capacity)],
+        f"allocate_extents({nbytes}), free() of its extents, and then of the ranges between them (holes)",
+        "only the extents that are returned are taken, so all other ranges are freed as they were",
     )
 
 

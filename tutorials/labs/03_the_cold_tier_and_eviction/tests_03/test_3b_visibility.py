@@ -20,6 +20,8 @@ class After(msgspec.Struct):
     states     put -> state, of all that are there
     waiting    puts that are unsaved
     policies   rank -> keys that the policy of its segment may evict
+    told       (key, parent, time) of each block that a policy was told about in this step
+    used       put -> time of its last use
     events     since the step before
     owners     with anything of their own
     skipped, copies   counters: saves_skipped, copies_stored
@@ -30,6 +32,8 @@ class After(msgspec.Struct):
     states: dict[str, str]
     waiting: list[int]
     policies: dict[str, list[int]]
+    told: list[tuple[Any, Any, Any]]
+    used: dict[str, Any]
     events: list[str]
     owners: list[str]
     skipped: int
@@ -172,6 +176,12 @@ def test_a_visible_block_may_be_evicted_and_then_its_key_is_gone(lab: Judge) -> 
         "the policy of the segment is told of each block that becomes visible, by its key",
     )
     lab.expect(
+        seen[7].told,
+        [(keys[3], keys[3] - 1, 7.0)],
+        called(steps, 7, "key, parent in the facts, and time that the policy is told"),
+        "a policy may order blocks by their parents or by time, so it gets the facts and `now` unchanged",
+    )
+    lab.expect(
         [after.said for after in seen[9:]],
         ["allocated", "not found", "dram of rank 0"],
         f"4 places, 4 visible blocks, the first used again; {'; '.join(map(words, steps[9:]))}",
@@ -221,6 +231,19 @@ def test_a_copy_leaves_the_first_block_of_its_key_in_place(lab: Judge) -> None:
         (1, [0], f"rank 0: [{a}]"),
         called(steps, 3, "copies_stored, unsaved puts, and what take_saves() then returns"),
         "a copy joins the others with _join_copies, and it is never saved: its tier has the first one",
+    )
+    lab.expect(
+        after.used,
+        {"0": 3.0, "2": 3.0},
+        called(steps, 3, "put: time of its last use"),
+        "_join_copies gets `now`: a copy that was not used for a minute is evicted before all other blocks",
+    )
+    seen = play(lab, [(0, 4, None), (1, 4, 1)], steps)
+    lab.expect(
+        (seen[3].waiting, seen[5].said),
+        ([], ""),
+        f"{called(steps, 3, 'unsaved puts, and what take_saves() then returns')}; rank 0 has no saver",
+        "a copy is never saved, even if no tier knows its key",
     )
 
 

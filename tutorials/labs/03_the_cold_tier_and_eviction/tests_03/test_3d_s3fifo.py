@@ -237,20 +237,21 @@ def test_every_item_is_offered_exactly_once(lab: Judge) -> None:
         f"items that are done count in the length of their queue: with {b} and {c} done, the small queue"
         f" still has 3 items, so {d} is judged before {a}, which is in the main queue",
     )
-    items = names(lab, 12)
-    used = [item for item in items for _ in range(lab.random.choice([0, 2, 3, 4]))]
-    lab.random.shuffle(used)
-    steps: list[Step] = [*(("insert", item, None) for item in items), *(("use", item) for item in used)]
-    model = Queues(40)
-    for step in steps:
-        model.play(step)
-    (offer,) = queue_offers(lab, 40, [*steps, ("offer", ALL)])
-    lab.expect(
-        offer.offered,
-        model.offered(ALL)[0],
-        f"40 places, 4 of them small; {in_words(steps)} (all that is yielded)",
-        "each item once: those that are done wait at the back of their queue until all others are done",
-    )
+    for places, small in ((40, 4), (12, 1)):
+        items = names(lab, 12)
+        used = [item for item in items for _ in range(lab.random.choice([0, 2, 3, 4]))]
+        lab.random.shuffle(used)
+        steps: list[Step] = [*(("insert", item, None) for item in items), *(("use", item) for item in used)]
+        model = Queues(places)
+        for step in steps:
+            model.play(step)
+        (offer,) = queue_offers(lab, places, [*steps, ("offer", ALL)])
+        lab.expect(
+            offer.offered,
+            model.offered(ALL)[0],
+            f"{places} places, {small} of them small; {in_words(steps)} (all that is yielded)",
+            "each item once: those that are done wait at the back of their queue until all others are done",
+        )
 
 
 def test_the_newest_item_is_judged_last_when_it_came_in_first(lab: Judge) -> None:
@@ -282,15 +283,31 @@ def test_the_newest_item_is_passed_when_it_is_in_front(lab: Judge) -> None:
         *[("insert", ghost, None), ("evict", [])],
         *[("insert", a, None), ("use", a), ("use", a), ("insert", b, None), ("use", b), ("use", b)],
         *[("insert", c, None), ("evict", []), ("use", a), ("use", b)],
-        *[("insert", d, None), ("use", d), ("use", d), ("insert", ghost, None)],
+        *[("insert", d, None), ("use", d), ("use", d), ("insert", ghost, None), ("use", ghost)],
     ]
-    seen = queue_offers(lab, 3, [*steps, ("offer", ALL)])
+    seen = queue_offers(lab, 3, [*steps, ("offer", ALL), ("offer", 1)])
     lab.expect(
-        seen[-1].offered,
+        seen[-2].offered,
         [d, a, b, ghost],
         f"3 places, 1 of them small; {in_words(steps)} (all that is yielded)",
         f"{ghost} came back, so it enters the main queue, as the newest of 4 items. It is done from the"
         f" beginning: after {a} and {b} it is in front, and goes to the back like all that are done",
+    )
+    lab.expect(
+        [told for told in seen[-1].drawn[1].split() if told.startswith(str(ghost))],
+        [f"{ghost}*"],
+        f"3 places, 1 of them small; {in_words(steps)}, ask for all ({ghost} in the main queue)",
+        "an item that is done is not judged again: whatever its uses, it keeps them",
+    )
+    items = names(lab, 11)
+    steps = [*(("insert", item, None) for item in items), *[("use", items[10])] * 2]
+    seen = queue_offers(lab, 10, [*steps, ("offer", 2), ("offer", ALL)])
+    lab.expect(
+        seen[-1].offered,
+        [*items[1:10], items[0], items[10]],
+        f"10 places, 11 items: {in_words(steps)}, ask for 2, and then for all (all that is yielded)",
+        f"{items[0]} was passed and is behind {items[10]}, which is done from the beginning. So"
+        f" {items[10]} stays in the small queue, whatever its uses, and is yielded last",
     )
 
 

@@ -70,6 +70,13 @@ def expect_refused(lab: Judge, cases: dict[str, dict[str, Any]], breaks: str) ->
     for row, (what, after) in enumerate(zip(cases, opened(lab, cases))):
         lab.compares(row)
         lab.expect(after.came_to, REFUSED, f"open_sealed() of {what} (exception)", breaks)
+        name, _, reason = after.message.partition(": ")
+        lab.expect(
+            (name, reason not in ("", "None")),
+            (f".../seg-{row:08}.h5", True),
+            f"open_sealed() of {what} (file that the message begins with, whether a reason follows)",
+            "a SegmentFileError has the path and a reason, in this order: an operator looks for that file",
+        )
 
 
 def flips(lab: Judge, of: Made, places: Sequence[tuple[str, int, int]]) -> dict[str, dict[str, Any]]:
