@@ -88,7 +88,7 @@ class Rank:
         store = [f"{name}:{number}" for number in range(given["load"], last)]
         duties = frozenset(DUTIES[given["duty"]])
         task = Task.of(Job(name, 0, duties, tokens, 0, 100, 1 << 20, load=load, store=store))
-        if given["out"]:
+        if given["out"] is not None:
             task.out = [(number, f"{name}:{number}") for number in given["out"]]
         task.sequence.pages = [self.deal.popleft() for _ in range(-(-len(tokens) // self.page_tokens))]
         task.copied, task.problem, task.granted = given["copied"], given["problem"], True
@@ -272,12 +272,12 @@ def behind(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reader:
-    """A rank that loads the blocks of one task. Some of its transfers fail: {number of the transfer: how}."""
+    """A rank that loads the blocks of its first task. Some transfers fail: {number of the transfer: how}."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
         self.rank = Rank(inputs)
         self.state, self.now = self.rank.state, 0.0
-        (self.task,) = self.rank.task.values()
+        self.task = next(iter(self.rank.task.values()))
         self.task.landed = self.task.read = inputs["landed"]
         self.rank.compute(self.task, range(inputs["landed"] * self.rank.block_tokens))
         self.fails: dict[str, str] = inputs["fails"]
@@ -335,7 +335,8 @@ class Reader:
         state, task = self.state, self.task
         task.by_layers = True
         task.sequence.num_computed = min(task.to_load * state.block_tokens, task.most_reused)
-        state.loading = None
+        if state.loading is task:
+            state.loading = None
         state.prefilling.append(task)
         _, ahead = next_ahead(state, state.staging.free_halves(self.now))
         assert ahead is not None, "the test itself lacks a half"

@@ -40,7 +40,7 @@ def task(name: str, blocks: int, **more: Any) -> dict[str, Any]:
     copied     blocks of `out` that have begun to leave; out: numbers of the blocks in it, if not the usual
     stage, duty, problem   as in State, Job and Task
     """
-    given = {"name": name, "job": 1 + ord(name[0]) % 7, "blocks": blocks, "tail": 0, "load": 0, "out": []}
+    given = {"name": name, "job": 1 + ord(name[0]) % 7, "blocks": blocks, "tail": 0, "load": 0, "out": None}
     given |= {
         "to_load": None,
         "duty": "prefill",

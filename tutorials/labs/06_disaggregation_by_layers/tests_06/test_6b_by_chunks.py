@@ -179,6 +179,13 @@ def test_a_group_fills_a_half_and_no_more(lab: Judge) -> None:
             "next_writes() (first, places and first number of each group)",
             "`places` and `numbers` are those of the same blocks",
         )
+    given = task("b", 2 * most + 3, computed=(2 * most + 1) * lab.size.block_tokens)
+    lab.expect(
+        brief(writes(lab, [given]).groups),
+        in_groups(lab, "b", 0, 2 * most + 1, [0, 1]),
+        f"next_writes() of {said(given)} into halves of {most} (task, half, first, blocks)",
+        "a prompt that is still computed may begin several groups too",
+    )
 
 
 def test_without_a_free_half_blocks_wait(lab: Judge) -> None:
@@ -200,6 +207,14 @@ def test_a_half_that_is_not_needed_stays_free(lab: Judge) -> None:
         ([("a", 1, 0, 1)], [0]),
         "next_writes() of one block, and of a task without any that has to leave (groups, halves left)",
         "others use the halves that are left",
+    )
+    given = task("c", 4, computed=3 * lab.size.block_tokens, duty="both", out=[])
+    seen = writes(lab, [given])
+    lab.expect(
+        (brief(seen.groups), seen.halves),
+        ([], [0, 1]),
+        f"next_writes() of a prompt that its rank decodes too, {said(given)}, out=[] (groups, halves left)",
+        "only blocks of `out` leave: a task that decodes its own prompt writes none, however many are full",
     )
 
 

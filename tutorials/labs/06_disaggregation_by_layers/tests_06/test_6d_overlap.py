@@ -266,6 +266,12 @@ def test_a_pass_that_fails_after_its_last_layer_does_not_stop_the_store(lab: Jud
     decides(
         lab, state | {"taken": 1, "begun": 1}, ["take", 2, 4, 1], "all layers are computed: they may leave"
     )
+    decides(
+        lab,
+        state | {"taken": 2, "begun": 2, "flying": 2},
+        ["wait", "sent"],
+        "two groups fly, so both parts are in use, also after a pass that has failed",
+    )
     ended = state | {"taken": count, "begun": count, "flying": 1}
     decides(lab, ended, ["wait", "sent"], "all groups have begun to leave, so the store waits for their end")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,9 +42,10 @@ def load(
     by_layers: list[Any] | None = None,
     landed: int = 0,
     waits: int = 0,
+    others: Sequence[Given] = (),
     **more: Any,
 ) -> Seen:
-    inputs = rank(lab, [given], landed=landed, waits=waits, by_layers=by_layers, **more)
+    inputs = rank(lab, [given, *others], landed=landed, waits=waits, by_layers=by_layers, **more)
     inputs["fails"] = {str(number): how for number, how in (fails or {}).items()}
     if by_layers is not None:
         inputs["least"] = 1
@@ -269,6 +271,19 @@ def test_a_load_by_layers_that_fails_keeps_what_was_there_before(lab: Judge) -> 
         "what lay in pages of the rank before the load is right, and is used",
     )
     expect_right_kv(lab, given, seen, "_read_failed() of a load by layers")
+
+
+def test_a_load_by_layers_that_fails_leaves_another_task_loading(lab: Judge) -> None:
+    given, other = prompt(lab, half(lab) + 1), task("q", 3, load=2, stage="loading")
+    seen = load(lab, given, by_layers=["lost", lab.size.layers - 1], others=[other])
+    called = "_read_failed() of a load by layers, while another task is in `state.loading`"
+    lab.expect(
+        (seen.stage, seen.loading),
+        ("prefilling", True),
+        f"{called} (stage, whether the rank loads)",
+        "a task that came by layers is in `prefilling`: `loading` is another one, which goes on",
+    )
+    expect_right_kv(lab, given, seen, called)
 
 
 def test_as_few_tokens_as_possible_are_computed_again(lab: Judge) -> None:
