@@ -106,12 +106,13 @@ def _blocks(function: FunctionNode) -> Iterator[list[ast.stmt]]:
 
 def _changed_nodes(function: FunctionNode) -> Iterator[FunctionNode]:
     """One node says something else."""
-    for number, _ in enumerate(ast.walk(function)):
+    for number, node in enumerate(ast.walk(function)):
         for change in CHANGES:
             for variant in count():
-                made = copy.deepcopy(function)
-                if not change(list(ast.walk(made))[number], variant):
+                if not change(copy.deepcopy(node), variant):
                     break
+                made = copy.deepcopy(function)
+                change(list(ast.walk(made))[number], variant)
                 yield ast.fix_missing_locations(made)
 
 
