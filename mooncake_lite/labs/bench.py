@@ -14,6 +14,7 @@ from pathlib import Path
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
+from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.release import CONFTEST
 from mooncake_lite.labs.running import run_tests
 from mooncake_lite.labs.trees import child_files, copied, tracked_files
@@ -46,10 +47,20 @@ class Bench:
 
         first   end with the first test that fails
         """
+        with self._changed(task, text):
+            return run_tests(self.root, self.lab, [task.id], self.tree, seeds, level="none", first=first)
+
+    def lowers(self, task: LabTask, text: str) -> bool:
+        """Tell whether the kernels of a task lower to PTX with another text in its region."""
+        with self._changed(task, text):
+            return not lower(self.tree, self.lab, [task], level="none").problems
+
+    @contextmanager
+    def _changed(self, task: LabTask, text: str) -> Iterator[None]:
         path = self.tree / task.file
         path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
         try:
-            return run_tests(self.root, self.lab, [task.id], self.tree, seeds, level="none", first=first)
+            yield
         finally:
             path.write_text(self.source(task), encoding="utf-8")
 

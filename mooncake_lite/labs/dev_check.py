@@ -246,7 +246,8 @@ def unkilled(bench: Bench, task: LabTask, known: Mapping[str, str]) -> Problems:
         if number >= SAMPLED and not waiting:
             return
         outcome = bench.with_region(task, mutant.text)
-        if number < SAMPLED and mutant.what not in known and unnoticed(outcome):
+        is_new = number < SAMPLED and mutant.what not in known
+        if is_new and unnoticed(outcome) and bench.lowers(task, mutant.text):
             yield f"{task.id}: all tests pass with {mutant.what}"
         if all("stopped" in case.message for case in outcome.cases if not case.passed):
             continue  # a mutant that loops forever says nothing about single tests

@@ -43,5 +43,6 @@ def unnoticed(outcome: Outcome) -> bool:
 def survivors(bench: Bench, task: LabTask) -> Iterator[Mutant]:
     """Yield the mutants of a task that get full marks, equal ones too."""
     for mutant in mutants(bench.region(task)):
-        if unnoticed(bench.with_region(task, mutant.text, SEEDS, first=True)):
+        outcome = bench.with_region(task, mutant.text, SEEDS, first=True)
+        if unnoticed(outcome) and bench.lowers(task, mutant.text):
             yield mutant
