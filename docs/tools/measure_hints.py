@@ -57,7 +57,7 @@ SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = (
 """How many seeds, and with what. Settings of the hints themselves were chosen on seed 0."""
 
 FITTED, OTHERS, FITTED_REQUESTS = 1.35, (1.2, 2.0), 600
-"""The pool's space, in times of the blocks of `most_alive`, prompts included. Seeds 11 to 14 chose it."""
+"""The pool's space, in times of the blocks of `most_alive`, prompts included. Seeds 11 and 12 chose it."""
 
 BLOCK_BYTES, POOL_NODES = BLOCK_TOKENS * 327_680, 8
 """Of LLaMA3-70B in the profile's layout; prefill nodes lend their DRAM."""

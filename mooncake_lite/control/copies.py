@@ -81,13 +81,17 @@ class Copies:
         hot = set(self._spots.on_read(place, record.keys[: len(near)], near, now))
         return [pair for pair in zip(record.keys, record.digests) if pair[0] in hot] if hot else []
 
-    def share(self, blocks: list[tuple[int, int]], besides: set[int], most: int, now: float) -> list[int]:
+    def share(
+        self, tenant: str, blocks: list[tuple[int, int]], besides: set[int], most: int, now: float
+    ) -> list[int]:
         """Order copies of blocks, (key, digest) each, on so many further stores; the stores with the most
         space first. besides: ranks that have them. Returns how many blocks each of the stores gets."""
         stores = [rank for rank in self._members.stores if self._directory.has_segment(rank)]
         rooms = {rank: self._directory.space_for_copies(rank, now) for rank in stores if rank not in besides}
         targets = sorted(rooms, key=lambda rank: rooms[rank], reverse=True)[:most]
-        return [count for count in (self._copy(blocks, [rank], now) for rank in targets) if count]
+        return [
+            count for count in (self._copy(blocks, [rank], now, tenant=tenant) for rank in targets) if count
+        ]
 
     def _copy(
         self,
@@ -95,13 +99,14 @@ class Copies:
         targets: list[int],
         now: float,
         reader: RequestRecord | None = None,
+        tenant: str | None = None,
     ) -> int:
         """Order copies from the store rank with the most space, for all blocks that fit there; return how
         many.
 
         A copy takes space that is free, or that holds a block which was not used for `copy_cold_s`. Other
         blocks may be as hot: hot prefixes that displace each other would be copied again and again. A reader
-        waits for the copies.
+        waits for the copies. tenant: whose hint asked for them.
         """
         if not blocks or not targets:
             return 0
@@ -113,7 +118,8 @@ class Copies:
         pairs: list[tuple[PoolObject, PoolObject]] = []
         for key, digest in blocks:
             with contextlib.suppress(PoolFull, CopyExists, UnknownObject):
-                pairs.append(replicate(key, digest, idle_s=self._idle_s))
+                one = partial(replicate, key, digest, idle_s=self._idle_s)
+                pairs.append(one() if tenant is None else self._directory.replicate_for(tenant, one))
         if not pairs:
             self._grants.close(grant.number)
             return 0

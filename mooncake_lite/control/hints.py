@@ -197,8 +197,10 @@ class Hints:
     def _share(self, hint: ev.HintArrived, prefix: _Prefix, now: float) -> _Done:
         """Copy the blocks to further stores, into space that is free or was not used for long."""
         blocks = self._directory.leading(prefix.keys, prefix.digests)
-        named = [(obj.key or 0, obj.digest) for obj in blocks]
-        copied = self._dispatcher.copies.share(named, {obj.rank for obj in blocks[:1]}, hint.copies, now)
+        most = self._may(hint.tenant) // hint.copies
+        named = [(obj.key or 0, obj.digest) for obj in blocks[:most]]
+        besides = {obj.rank for obj in blocks[:1]}
+        copied = self._dispatcher.copies.share(hint.tenant, named, besides, hint.copies, now)
         if not copied:
             return _rejected("no other store has space that is free or was not used for long")
         reason = f"{sum(copied)} copies of blocks on {len(copied)} stores have begun"

@@ -7,7 +7,7 @@ tenant are followed while `Trust` lets it. Explained in docs/explain/hints.md.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from store.allocator import Extent, padded_size
@@ -26,6 +26,9 @@ Owner = tuple[str, str]
 """Tenant and session of a hint; session "" where it named keys."""
 
 
+NEW = -1
+"""The number of a copy that is allocated now, and has none yet."""
+
 LATER_S = 1e-6
 """By which a block counts as needed later than the one before it: on all segments the last ones go first."""
 
@@ -39,6 +42,7 @@ class HintVerbs(GeneralVerbs):
     _ends      heap of (end, key, owner); those that are not in _holds are outdated
     _demoted   visible key -> tenant that demoted it
     expected   key of an object that is written for a hint -> its tenant
+    _copied    object ids of copies for hints: without these, LRU would have space for as many further keys
     _demotions   so far
     _for       tenant for whose hint space is allocated now
     """
@@ -58,6 +62,7 @@ class HintVerbs(GeneralVerbs):
             self._ends: list[tuple[float, int, Owner]] = []
             self._demoted: dict[int, str] = {}
             self.expected: dict[int, str] = {}
+            self._copied: set[int] = set()
             coldest_first = sorted(self._visible, key=lambda key: self._visible[key].last_use_s)
             self.trust = Trust(OrderedDict.fromkeys(coldest_first), self._visible.__contains__, self._holder)
         for segment in segments:
@@ -124,6 +129,20 @@ class HintVerbs(GeneralVerbs):
                 self.expected.pop(key, None)
             raise
         finally:
+            self._for = None
+
+    def replicate_for(
+        self, tenant: str, copy: Callable[[], tuple[PoolObject, PoolObject]]
+    ) -> tuple[PoolObject, PoolObject]:
+        """Allocate a copy for a hint, as `replicate` does: what is evicted for it is charged."""
+        self._for = tenant
+        self._copied.add(NEW)
+        try:
+            pair = copy()
+            self._copied.add(pair[1].object_id)
+            return pair
+        finally:
+            self._copied.discard(NEW)
             self._for = None
 
     def leading(self, keys: Sequence[int], digests: Sequence[int]) -> list[PoolObject]:
@@ -217,13 +236,15 @@ class HintVerbs(GeneralVerbs):
 
     @property
     def _size(self) -> int:
-        """Return the number of keys that the pool has, or takes from others for hints."""
-        return len(self._visible) + len(self.expected)
+        """Return the number of keys that the pool has, or would have without what hints take from others."""
+        return len(self._visible) + len(self.expected) + len(self._copied)
 
     def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
         if self.trust is not None and obj.state is ObjectState.WRITING and obj.owner.startswith("hint/"):
             self.expected.pop(obj.key or 0, None)
         super()._remove(obj, evicted=evicted)
+        if self.trust is not None:
+            self._copied.discard(obj.object_id)
 
     def _hide(self, obj: PoolObject, *, evicted: bool = False) -> None:
         super()._hide(obj, evicted=evicted)

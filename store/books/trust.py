@@ -24,7 +24,7 @@ Holder = Callable[[int], str | None]
 ALLOWANCE = 0.01
 """Part of the pool's blocks: the debt up to which hints are followed. It is enough for some prompts."""
 
-RISK = 0.03
+RISK = 0.1
 """Of a displaced key, as part of a miss: most of what clients call dead is dead, and never missed."""
 
 PAID_OFF = 0.005
