@@ -8,7 +8,7 @@ hints are kept beside those that the pool holds, names only. Explained in docs/e
                       -  hits on keys that are there for its hints and that LRU would have evicted (saved)
 
 The hints of a tenant are followed while its debt is below its allowance. So they never cause more misses than
-allowance / RISK, whatever they say: with the numbers below, a tenth of the pool, once. Where displaced keys
+allowance / RISK, whatever they say: with the numbers below, a third of the pool, once. Where displaced keys
 are missed soon, it is a hundredth. The misses of LRU pay part of a debt off: otherwise one mistake would shut
 a tenant out forever.
 """
@@ -24,7 +24,7 @@ Holder = Callable[[int], str | None]
 ALLOWANCE = 0.01
 """Part of the pool's blocks: the debt up to which hints are followed. It is enough for some prompts."""
 
-RISK = 0.1
+RISK = 0.03
 """Of a displaced key, as part of a miss: most of what clients call dead is dead, and never missed."""
 
 PAID_OFF = 0.005
