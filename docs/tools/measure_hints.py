@@ -162,7 +162,7 @@ def measured(part: str) -> list[Found]:
     """Return the rows of a part."""
     if part == "live":
         return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
-    settings = SETTINGS if part == "simulated" else FITTED_SETTINGS
+    settings = {"simulated": SETTINGS, "fitted": FITTED_SETTINGS}[part]
     runs = [(seed, one) for seeds, one in settings for seed in MANY[:seeds]]
     found = list[Found]()
     with processes(usable_cores(), mpi=False) as executor, counted("runs", len(runs)) as told:

@@ -199,6 +199,9 @@ class Hints:
         blocks = self._directory.leading(prefix.keys, prefix.digests)
         most = self._may(hint.tenant) // hint.copies
         named = [(obj.key or 0, obj.digest) for obj in blocks[:most]]
+        if not named:
+            few = f"{hint.copies} copies of a block are more than the hints of this tenant may displace now"
+            return _rejected(few if blocks else "none of its blocks is in memory")
         besides = {obj.rank for obj in blocks[:1]}
         copied = self._dispatcher.copies.share(hint.tenant, named, besides, hint.copies, now)
         if not copied:

@@ -127,17 +127,15 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
     Processes of this host hear no Ctrl-C, and end where this one is interrupted, fails or is killed.
     """
     executor: Executor
-    pressed = False
     if mpi:
         from mpi4py.futures import MPIPoolExecutor
 
         executor = MPIPoolExecutor()
     else:
         executor = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
-        pressed = _start_all(executor, jobs)
     try:
-        if pressed:
-            raise KeyboardInterrupt
+        if not mpi:
+            _start_all(executor, jobs)
         yield executor
     except BaseException:
         for child in multiprocessing.active_children():
@@ -147,8 +145,8 @@ def processes(jobs: int, *, mpi: bool) -> Iterator[Executor]:
         executor.shutdown(cancel_futures=True)
 
 
-def _start_all(executor: Executor, jobs: int) -> bool:
-    """Start all processes of `executor`, which inherit that Ctrl-C is blocked. Tell whether it was pressed.
+def _start_all(executor: Executor, jobs: int) -> None:
+    """Start all processes of `executor`, which inherit that Ctrl-C is blocked. It counts afterwards.
 
     Blocking is not enough here: a library's thread takes the signal, and Python handles it in this one.
     A child whose start is interrupted would print a traceback.
@@ -156,11 +154,14 @@ def _start_all(executor: Executor, jobs: int) -> bool:
     pressed: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    for _ in range(jobs):
-        executor.submit(int)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    signal.signal(signal.SIGINT, handler)
-    return bool(pressed)
+    try:
+        for _ in range(jobs):
+            executor.submit(int)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _end_with_parent() -> None:

@@ -216,6 +216,7 @@ class HintVerbs(GeneralVerbs):
         is_new = key not in self._visible
         super()._publish(obj, key, facts, now)
         if self.trust is not None and is_new:
+            self._copied.discard(obj.object_id)  # its original has gone
             tenant = self.expected.pop(key, None)
             if tenant is None:
                 self.trust.inserted(key, self._size)
@@ -249,7 +250,13 @@ class HintVerbs(GeneralVerbs):
     def _hide(self, obj: PoolObject, *, evicted: bool = False) -> None:
         super()._hide(obj, evicted=evicted)
         key = obj.key
-        if self.trust is None or key is None or key in self._visible:
+        if self.trust is None or key is None:
+            return
+        if key in self._visible:
+            if (
+                len(left := visible_copies(self._visible[key])) == 1
+            ):  # it takes no space besides that of its key
+                self._copied.discard(left[0].object_id)
             return
         for tenant in dict.fromkeys(owner[0] for owner in self._holds.pop(key, ())):
             self.held[tenant] -= 1
@@ -264,6 +271,8 @@ class HintVerbs(GeneralVerbs):
         super().check()
         if self.trust is not None:
             self.trust.check()
+            copied = [self._objects[number] for number in self._copied]
+            assert all(len(visible_copies(obj)) > 1 for obj in copied if obj.state is ObjectState.VISIBLE)
             assert self._holds.keys() | self._demoted.keys() <= self._visible.keys()
             assert self._holds.keys().isdisjoint(self._demoted)
             of_keys = [dict.fromkeys(tenant for tenant, _ in ends) for ends in self._holds.values()]

@@ -90,6 +90,14 @@ def test_a_tenant_retains_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch
     assert answer_of(plane.hint("retain", [1, 2, 3, 4], seconds=5.0, tenant="b")) == ("clipped", 2, 4)
 
 
+def test_a_share_that_is_refused_says_why() -> None:
+    plane = filled()
+    gone, many = plane.hint("share", [91, 92]), plane.hint("share", [1], copies=10**6)
+    assert [gone.outcome, many.outcome] == ["rejected", "rejected"]
+    assert gone.reason == "none of its blocks is in memory"
+    assert many.reason.startswith("1000000 copies of a block are more than")
+
+
 def test_demoted_blocks_go_first() -> None:
     plane = filled(12)
     plane.fill("b", 6)
