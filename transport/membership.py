@@ -110,8 +110,10 @@ class Heart:
 
 @dataclass(slots=True)
 class _Peer:
-    """One name that beats. heard_s: time of its last beat on this process's clock; None before the first.
+    """One name that beats.
 
+    heard_s    time of its last beat on this process's clock; None while there was none, or only at the start
+    expected_s time since when a beat is expected: of the last beat of the start, if there was one
     ending     why it was killed, and killed_s when; "" while it may live
     """
 
@@ -134,6 +136,8 @@ class Monitor:
     on_lost     called on the Monitor's thread with (name, reason, whether its end was seen); must be short
                 and must not raise
     on_fatal    called when that thread dies
+    starting    while True, every silence may last first_s, even after a first beat: a rank that imports torch
+                or compiles holds its interpreter, for many seconds on a cold or busy disk
     term        a number that every heart learns with its next answer; it only grows
 
     A process whose number watch_pid() told is lost at once when it ends. A silent one is killed first, so
@@ -152,6 +156,7 @@ class Monitor:
         on_lost: Callable[[str, str, bool], None] | None = None,
         on_fatal: OnFatal | None = None,
         first_s: float = 120.0,
+        starting: bool = False,
     ):
         now = time.monotonic()
         self._peers = {name: _Peer(None, now) for name in expected}
@@ -159,7 +164,7 @@ class Monitor:
         self._left: set[str] = set()
         self._tick_s, self._dead_s, self._first_s = tick_s, dead_s, first_s
         self._on_lost = on_lost
-        self.term = 0
+        self.starting, self.term = starting, 0
         self._lock = threading.Lock()
         self._wanted: list[tuple[str, int]] = []
         self._to_end: list[tuple[str, str]] = []
@@ -238,7 +243,10 @@ class Monitor:
             self.forget(name)
             return
         with self._lock:
-            self._peers[name].heard_s = now
+            if self.starting:
+                self._peers[name].expected_s = now
+            else:
+                self._peers[name].heard_s = now
         self._hub.send(name, BeatAnswer(message.number, self.term))
 
     def _start_watches(self) -> None:

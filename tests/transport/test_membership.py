@@ -208,7 +208,8 @@ def asleep(peers: dict[str, membership._Peer]) -> Monitor:
     monitor._tick_s, monitor._dead_s, monitor._first_s = 0.25, 3.0, 60.0
     monitor._peers, monitor._lost, monitor._left, monitor._to_end = peers, {}, set(), []
     monitor._watch, monitor._lock = ProcessWatch(), membership.threading.Lock()
-    monitor._hub = SimpleNamespace(wake=lambda: None)  # type: ignore[assignment]
+    monitor._hub = SimpleNamespace(wake=lambda: None, send=lambda *_: None)  # type: ignore[assignment]
+    monitor.starting, monitor.term = False, 0
     return monitor
 
 
@@ -240,6 +241,18 @@ def test_a_peer_has_longer_for_its_first_beat(tmp_path: Path, told) -> None:
     assert told.get(timeout=LIMIT_S)[0] == "late"
     assert time.monotonic() - start >= 0.7
     monitor.stop()
+
+
+@pytest.mark.quick
+def test_a_peer_that_imports_at_the_start_may_be_silent_for_longer_after_a_beat_too() -> None:
+    monitor = asleep({"a": membership._Peer(None, 90.0)})
+    monitor.starting = True
+    monitor._note("a", Beat(1), 100.0)
+    assert monitor._dead(159.0) == []
+    assert monitor._dead(160.1) == [("a", "no sign of life in its first 60.1 s", False)]
+    monitor.starting = False
+    monitor._note("a", Beat(2), 159.0)
+    assert monitor._dead(162.1) == [("a", "no sign of life for 3.1 s", False)]
 
 
 @pytest.mark.quick

@@ -71,7 +71,7 @@ def work(process: RankProcess) -> int:
     monitor = Monitor(
         [process.run_dir.heart, *([tcp_endpoint(host, "*")] if host else [])],
         [f"rank-{rank}" for rank in range(1, config.ranks)],
-        dead_s=config.dead_after_s, curve=keys["heart"], first_s=config.start_timeout_s,
+        dead_s=config.dead_after_s, curve=keys["heart"], first_s=config.start_timeout_s, starting=True,
         on_lost=losses.on_lost, on_fatal=losses.on_fatal,
     )  # fmt: skip
     secrets = (keys[name].to_bytes() for name in ("control", "heart", "gateway"))

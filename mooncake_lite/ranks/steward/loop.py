@@ -74,6 +74,7 @@ class Steward:
                     self._monitor.term = message.term
                 case m.Readiness():
                     self._was_ready = self._was_ready or message.ready
+                    self._monitor.starting = not self._was_ready
                 case m.EndRank():
                     reason = message.reason.removeprefix("failed: ")
                     self._monitor.end(f"rank-{message.rank}", f"failed: {reason}")
