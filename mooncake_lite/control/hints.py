@@ -377,6 +377,8 @@ class Hints:
 
     def on_time(self, now: float) -> None:
         """End pins, and begin deferred prefetches, whose time has come."""
+        for tenant in self._directory.take_ended():
+            self._unpin(tenant, list(self._pins))
         while self._due and self._due.key(due := self._due.first()) <= now:
             self._due.remove(due)
             if isinstance(due, tuple):

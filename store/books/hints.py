@@ -45,11 +45,13 @@ class HintVerbs(GeneralVerbs):
     _copied    object ids of copies for hints: without these, LRU would have space for as many further keys
     _demotions   so far
     _for       tenant for whose hint space is allocated now
+    _ended     tenants whose hints were ended, until `take_ended` tells of them
     """
 
     trust: Trust | None = None
     _for: str | None = None
     _demotions = 0
+    _ended: Sequence[str] = ()
 
     def takes_hints(self) -> bool:
         """Tell whether hints can be followed: blocks are evicted by LRU. Begin to do so."""
@@ -197,12 +199,18 @@ class HintVerbs(GeneralVerbs):
                 self._drop(key, owner)
         while self.trust.broke:
             tenant, _ = self.trust.broke.popitem()
+            self._ended = (*self._ended, tenant)
             for key, owner in [(key, owner) for key, ends in self._holds.items() for owner in ends]:
                 if owner[0] == tenant:
                     self._drop(key, owner)
             for key in [key for key, one in self._demoted.items() if one == tenant]:
                 del self._demoted[key]
                 self._rank(key)
+
+    def take_ended(self) -> Sequence[str]:
+        """Return the tenants whose hints were ended since the last call: their pins are to end, too."""
+        ended, self._ended = self._ended, ()
+        return ended
 
     # ------------------------------------------------------------------------------ what happens to blocks
 

@@ -163,6 +163,18 @@ def test_a_request_that_fits_into_the_pool_takes_pins_off() -> None:
     assert plane.in_dram([1, 2, 3, 4]) == []
 
 
+def test_pins_end_with_all_hints_of_a_tenant_that_has_cost_too_much() -> None:
+    plane = filled(40)
+    plane.hint("pin", [1, 2], tenant="a")
+    plane.hint("pin", [3], tenant="b")
+    trust = plane.control.directory.trust
+    assert trust is not None
+    trust._owe("a", trust._allowance)
+    plane.fill("b", 10)
+    found = [plane.control.directory.find(key) for key in (1, 2, 3)]
+    assert [obj is not None and obj.hard_pinned() for obj in found] == [False, False, True]
+
+
 def test_an_operator_takes_the_pins_of_hints_over() -> None:
     plane = filled(40)
     plane.hint("pin", [1, 2], seconds=1.0)

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from store.books.trust import ALLOWANCE, PAID_OFF, RISK
+from store.books.trust import ALLOWANCE, FIRST_RISK, LEAST_RISK, PAID_OFF
 from store.directory import Directory
 from store.errors import CopyExists, PoolFull
 from store.objects import PoolObject, Wanted
@@ -173,11 +173,12 @@ def test_a_block_that_was_read_ahead_counts_once_it_is_used() -> None:
             "a", "hint/1", [Wanted(SMALL.nbytes, key, digest_of(key))], pool.now, 1
         )
         pool.directory.put_end(obj.object_id, SUMS, pool.now)
-    assert trust.debt("a") == pytest.approx(2 * RISK, abs=0.03)
+    assert (trust.debt("a"), trust.risk("a"), trust.may("a")) == (0, FIRST_RISK, 2), "of four"
     pool.use(4)
-    assert trust.debt("a") == pytest.approx(RISK - 1, abs=0.03)
+    assert trust.debt("a") == -1
     pool.use(2)
-    assert trust.debt("a") == pytest.approx(0.0, abs=0.12)
+    assert trust.debt("a") == 0
+    assert trust.risk("a") > FIRST_RISK
     pool.directory.check()
 
 
@@ -241,7 +242,7 @@ def test_wrong_hints_cost_no_more_misses_than_the_bound(
     without, blocks = misses(100, seed, None), 100
 
     found = misses(blocks, seed, hint)
-    assert found <= without * (1 + PAID_OFF) + blocks * ALLOWANCE / RISK
+    assert found <= without * (1 + PAID_OFF) + blocks * ALLOWANCE / LEAST_RISK
     assert found <= 1.02 * without
 
 
@@ -253,6 +254,23 @@ def test_a_copy_for_a_hint_counts_as_long_as_its_original_is_there() -> None:
     pool.directory.remove_segment(pool.blocks([39])[0].rank)
     assert pool.blocks([39])
     assert not pool.directory._copied
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_the_risk_of_displaced_blocks_is_learned_from_earlier_ones(missed: bool) -> None:
+    pool = Pool(300)
+    pool.use(*range(300))
+    trust = pool.directory.trust
+    assert trust is not None
+    pool.demote(A, [298, 299])
+    pool.use(1_000, 1_001)
+    pool.use(*range(2_000, 2_250))
+    assert LEAST_RISK < trust.risk("a") < 0.75 * FIRST_RISK
+    assert trust.may("a") > 3 / FIRST_RISK
+    if missed:
+        pool.use(298, 299)
+        assert trust.risk("a") > FIRST_RISK
+        assert trust.may("a") < 3 / FIRST_RISK
 
 
 def test_right_hints_are_worth_many_misses() -> None:
