@@ -100,14 +100,16 @@ class HintVerbs(GeneralVerbs):
         """Evict visible blocks of a prefix before all others, the last ones first; return how many.
 
         Blocks stay that were used after the last one, which others share; that others hold; or are pinned.
-        The owner holds none of them any longer. most: blocks, at most.
+        The owner holds none of them any longer. most: blocks of this tenant that may wait for their eviction,
+        those of earlier hints among them.
         """
         demoted = 0
+        most -= sum(one == owner[0] for one in self._demoted.values())
         for obj in reversed(blocks):
             assert obj.key is not None
             self._drop(obj.key, owner)
             is_shared = obj.last_use_s > blocks[-1].last_use_s or obj.key in self._holds
-            if is_shared or obj.hard_pinned() or demoted == most:
+            if is_shared or obj.hard_pinned() or demoted >= most:
                 continue
             self._demoted[obj.key] = owner[0]
             self._rank(obj.key)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 Holder = Callable[[int], str | None]
 """Returns the tenant that holds a key; None: none does."""
 
-ALLOWANCE, LEAST_ALLOWANCE = 0.01, 2.0
+ALLOWANCE, LEAST_ALLOWANCE = 0.005, 2.0
 """The debt up to which hints are followed: a part of the pool's blocks, and blocks of a small pool."""
 
 FIRST_RISK, LEAST_RISK = 0.5, 0.03
