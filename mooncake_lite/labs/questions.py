@@ -77,7 +77,8 @@ def check_answers(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Callable[
         notes.answers[str(lab.number)] = list(verdicts.values()).count("")
         notes.public[str(lab.number)] = sum_of(scores, "public")
         write_notes(root, notes)
-    say(answers_in_words(root, lab))
+    about = "" if len(asked) == len(lab.questions) else "the whole lab, when last checked: "
+    say(about + answers_in_words(root, lab))
     return not any(verdicts.values())
 
 

@@ -244,7 +244,7 @@ read_percent = {100 * one.read:g}         # of memory_gb_per_s, that a decode st
 
 [work]
 requests = {firm.requests}
-requests_per_s = {firm.rate:g}
+requests_per_s = {firm.rate:g}        # from the second one on, which comes {SETTLED_S:g} s after the first
 documents = {new}           # each of them is new once; all other requests are about one that came before
 document_tokens = {firm.document}  # a prompt is a document, and then a question of its own
 question_tokens = {firm.question}
@@ -273,7 +273,7 @@ def data(seed: int, sizes: dict[str, int]) -> dict[str, bytes]:
         trial.COMPANY: company_toml(firm).encode(),
         trial.WORK: write_trace(firm.trace()),
         trial.MACHINE: msgspec.json.format(msgspec.json.encode(profile_of(firm.napkin)), indent=1),
-        "prices.toml": prices.encode(),
+        "prices.toml": f'currency = "USD"\n{prices}'.encode(),
     }
 
 
@@ -362,7 +362,7 @@ def slips(seed: int, sizes: dict[str, int]) -> dict[str, list[tuple[float, str]]
     found = known.napkin_slips(one, sizes, napkin_answers(one, sizes))
     found |= known.load_slips(firm, count, hand(firm))
     return {
-        name: [*found[name], *known.units(real)]
+        name: [*found[name], *known.units(name, real)]
         for name, real in answers(seed, sizes).items()
         if name in found
     }

@@ -9,17 +9,18 @@ from typing import Any
 Slips = dict[str, list[tuple[float, str]]]
 
 UNIT = "your unit: milli, kilo, giga or tera, 10^9 or 2^30, bits or bytes"
-FACTORS = (1e3, 1e6, 1e9, 1e12, 2**10, 2**20, 2**30, 2**30 / 1e9, 8.0, 100.0)
-"""What a wrong unit changes."""
+FACTORS, OF_MEMORY = (1e3, 1e6, 1e9, 1e12, 2**10, 2**20, 2**30, 8.0, 100.0), 2**30 / 1e9
+"""What a wrong unit changes, and what it changes where gigabytes are counted: other slips can be as near."""
 
 
 UPSIDE_DOWN = "FLOPs per byte: which of the two is divided by the other?"
 ARITHMETIC = "this prompt is limited by arithmetic, not by memory"
 
 
-def units(real: float) -> list[tuple[float, str]]:
-    """Return what wrong units make of an answer."""
-    return [(real * by, UNIT) for one in FACTORS for by in (one, 1 / one)]
+def units(name: str, real: float) -> list[tuple[float, str]]:
+    """Return what wrong units make of the answer to a question."""
+    factors = (*FACTORS, OF_MEMORY) if name.endswith("_gb") or name == "memory_sequences" else FACTORS
+    return [(real * by, UNIT) for one in factors for by in (one, 1 / one)]
 
 
 def napkin_slips(one: Any, sizes: dict[str, int], right: dict[str, float]) -> Slips:
@@ -131,9 +132,14 @@ def load_slips(firm: Any, documents: int, right: dict[str, float]) -> Slips:
     tokens = firm.document + firm.question
     reused, all_of_it = one.prefill_s(tokens, firm.document), one.prefill_s(tokens)
     load, base_ms = right["decode_load"], 1e3 * one.base_s
+    last_s = firm.documents()[-1][0]
     return {
         "prefill_load": [
             (right["prefill_load"] * prefill, "all prefill nodes share the work"),
+            (
+                right["prefill_load"] * firm.requests / last_s / firm.rate,
+                "the first request comes alone: count the seconds from the second one to the last",
+            ),
             (firm.rate * all_of_it / prefill, "most prompts find their document in the pool"),
             (firm.rate * reused / prefill, "each document is new once, and then it is computed"),
             (right["prefill_load"] * one.compute, "the share of the peak that a prefill reaches"),

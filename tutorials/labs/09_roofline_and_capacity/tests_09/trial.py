@@ -155,7 +155,9 @@ def verdicts(files: dict[str, bytes], numbers: dict[str, float]) -> dict[str, st
     prices = company_of(files).prices
     if plan.cost(prices) > WASTE * best.cost(prices):
         words = f"not right. The plan costs {plan.cost(prices):.2f} dollars an hour"
-        return dict.fromkeys(QUESTIONS, f"{words}, more than {WASTE:g} times the best one")
+        words += f", more than {WASTE:g} times the best one, and is not simulated"
+        where = f"most of the difference is in {dearest(plan, best, prices)}"
+        return dict.fromkeys(QUESTIONS, f"{words}. Look at this: {where}")
     try:
         seen = played(files, plan)
     except (ConfigError, ClusterError) as error:
@@ -205,15 +207,20 @@ def late(files: dict[str, bytes], seen: Played) -> dict[str, str]:
     return found
 
 
-def dear(plan: Plan, best: Plan, prices: Prices) -> dict[str, str]:
-    """Return what is wrong with a plan that costs too much, and the number that adds most to it."""
-    ratio = plan.cost(prices) / best.cost(prices)
-    if ratio <= WITHIN:
-        return {}
+def dearest(plan: Plan, best: Plan, prices: Prices) -> str:
+    """Return which number of a plan adds most to its cost, beside the best plan."""
     parts = (
         (plan.prefill - best.prefill) * prices.prefill_node_hour,
         (plan.decode - best.decode) * prices.decode_node_hour,
         (plan.pool_gb - best.pool_gb) * prices.dram_gb_hour,
     )
+    return QUESTIONS[parts.index(max(parts))]
+
+
+def dear(plan: Plan, best: Plan, prices: Prices) -> dict[str, str]:
+    """Return what is wrong with a plan that costs too much, and the number that adds most to it."""
+    ratio = plan.cost(prices) / best.cost(prices)
+    if ratio <= WITHIN:
+        return {}
     words = f"not right. The plan costs {ratio:.2f} times the best one, and {WITHIN:g} times is allowed"
-    return {QUESTIONS[parts.index(max(parts))]: f"{words}. Look at this: most of the difference is here"}
+    return {dearest(plan, best, prices): f"{words}. Look at this: most of the difference is here"}
