@@ -153,7 +153,7 @@ class Hints:
         if not self._directory.takes_hints():
             return _rejected("only the eviction policy lru without shares of classes follows hints")
         if not self._may(hint.tenant) and not (hint.verb == "pin" and seconds == 0):
-            return _rejected("earlier hints of this tenant have cost more misses than they may")
+            return _rejected("earlier hints of this tenant have cost as much as they may, or may still do so")
         return None
 
     def _may(self, tenant: str) -> int:
