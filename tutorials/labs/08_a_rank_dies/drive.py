@@ -85,9 +85,9 @@ def watch(inputs: dict[str, Any]) -> dict[str, Any]:
         for peer in inputs["peers"]
     }
     own = {
-        "_peers": peers, "_lost": {}, "_left": set(), "_to_end": [], "_lock": threading.Lock(), "term": 0,
+        "_peers": peers, "_lost": {}, "_left": set(), "_to_end": [], "_lock": threading.Lock(),
         "_tick_s": inputs["tick_s"], "_dead_s": inputs["dead_s"], "_first_s": inputs["first_s"],
-        "_watch": kernel, "_hub": NoSocket(),
+        "_watch": kernel, "_hub": NoSocket(), "starting": False, "term": 0,
         "_on_lost": lambda name, reason, ended: reported.append((kernel.tick, name, ended)),
     }  # fmt: skip
     vars(monitor).update(own)
