@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -110,10 +110,8 @@ class Heart:
 
 @dataclass(slots=True)
 class _Peer:
-    """One name that beats.
+    """One name that beats. heard_s: time of its last beat on this process's clock; None before the first.
 
-    heard_s    time of its last beat on this process's clock; None while there was none, or only at the start
-    expected_s time since when a beat is expected: of the last beat of the start, if there was one
     ending     why it was killed, and killed_s when; "" while it may live
     """
 
@@ -243,10 +241,7 @@ class Monitor:
             self.forget(name)
             return
         with self._lock:
-            if self.starting:
-                self._peers[name].expected_s = now
-            else:
-                self._peers[name].heard_s = now
+            self._peers[name].heard_s = now
         self._hub.send(name, BeatAnswer(message.number, self.term))
 
     def _start_watches(self) -> None:
@@ -269,7 +264,7 @@ class Monitor:
         with self._lock:
             to_end, self._to_end = self._to_end, []
             expected = [(name, peer) for name, peer in self._peers.items() if self._counts(name)]
-            to_end += [(name, self._silence(peer, now)) for name, peer in expected]
+            to_end += [(name, self._silence(self._judged(peer), now)) for name, peer in expected]
             found = [lost for name, reason in to_end if reason for lost in self._killed(name, reason, now)]
             for name, pid, fd in self._watch.ended():
                 self._unwatch(fd)
@@ -288,6 +283,12 @@ class Monitor:
             peer.ending, peer.killed_s = reason, now
             self._watch.kill(name)
         return []
+
+    def _judged(self, peer: _Peer) -> _Peer:
+        """Return a peer as its silence is judged: at the start, after a beat as before the first one."""
+        if not self.starting or peer.heard_s is None:
+            return peer
+        return replace(peer, heard_s=None, expected_s=peer.heard_s)
 
     def _silence(self, peer: _Peer, now: float) -> str:
         """Return why this peer counts as dead by its silence, in some words; "" when it does not.

@@ -263,9 +263,8 @@ class HintVerbs(GeneralVerbs):
         if self.trust is None or key is None:
             return
         if key in self._visible:
-            if (
-                len(left := visible_copies(self._visible[key])) == 1
-            ):  # it takes no space besides that of its key
+            left = visible_copies(self._visible[key])
+            if len(left) == 1:  # it takes no space besides that of its key
                 self._copied.discard(left[0].object_id)
             return
         for tenant in dict.fromkeys(owner[0] for owner in self._holds.pop(key, ())):
