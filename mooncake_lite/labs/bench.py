@@ -5,23 +5,31 @@ Explained in docs/explain/labs.md, "What labs dev check enforces".
 
 from __future__ import annotations
 
+import compileall
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.release import CONFTEST
-from mooncake_lite.labs.running import run_tests
+from mooncake_lite.labs.running import run_variants
 from mooncake_lite.labs.trees import child_files, copied, tracked_files
 from mooncake_lite.labs.variant import private_seed, public_seed
 
 PUBLIC = {"public": public_seed("dev check")}
 SEEDS = {**PUBLIC, "private": private_seed("dev check")}
+
+TIME = 3
+"""A mutant has this part of a student's processor time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +48,42 @@ class Bench:
         """Return the reference."""
         return regions.body(self.source(task), task.function)
 
-    def with_region(
-        self, task: LabTask, text: str, seeds: dict[str, int] = PUBLIC, *, first: bool = False
-    ) -> Outcome:
-        """Run the tests of a task with another text in its region, and put the reference back.
+    def with_regions(
+        self,
+        task: LabTask,
+        texts: Sequence[str],
+        seeds: dict[str, int] = PUBLIC,
+        *,
+        only: Sequence[str] = (),
+        first: bool = False,
+    ) -> list[Outcome]:
+        """Run the tests of a task with each of these texts in its region, and put the reference back.
 
-        first   end with the first test that fails
+        A text has less processor time than a student's, because many mutants never end. only, first: as in
+        `run_variants`.
         """
-        with self._changed(task, text):
-            return run_tests(self.root, self.lab, [task.id], self.tree, seeds, level="none", first=first)
+        if not texts:
+            return []
+        files = [self._file(task, text) for text in texts]
+        seconds = -(-self.lab.resources.seconds // TIME)
+        try:
+            return run_variants(
+                self.root, self.lab, task, self.tree, files, seeds, seconds=seconds, only=only, first=first
+            )
+        finally:
+            (self.tree / task.file).write_text(self.source(task), encoding="utf-8")
 
     def lowers(self, task: LabTask, text: str) -> bool:
         """Tell whether the kernels of a task lower to PTX with another text in its region."""
-        with self._changed(task, text):
-            return not lower(self.tree, self.lab, [task], level="none").problems
-
-    @contextmanager
-    def _changed(self, task: LabTask, text: str) -> Iterator[None]:
         path = self.tree / task.file
-        path.write_text(regions.replace(self.source(task), task.function, text), encoding="utf-8")
+        path.write_text(self._file(task, text), encoding="utf-8")
         try:
-            yield
+            return not lower(self.tree, self.lab, [task], level="none").problems
         finally:
             path.write_text(self.source(task), encoding="utf-8")
+
+    def _file(self, task: LabTask, text: str) -> str:
+        return regions.replace(self.source(task), task.function, text)
 
     @contextmanager
     def stubs(self, tasks: Sequence[LabTask]) -> Iterator[None]:
@@ -87,4 +108,36 @@ def bench_of(root: Path, lab: Lab) -> Iterator[Bench]:
         tests = [name for name in tracked_files(root) if name == CONFTEST or name.startswith(f"{lab.tests}/")]
         sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
         copied(root, bench.tree, (*child_files(root, lab), *tests, *sheets), {})
+        # Children write no .pyc files. A hash in these notices a mutant as long as the reference
+        compileall.compile_dir(bench.tree, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         yield bench
+
+
+@contextmanager
+def benches_like(bench: Bench) -> Iterator[list[Bench]]:
+    """Copy a bench for each processor, until the block of this context ends."""
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        trees = [Path(folder) / str(number) for number in range(os.cpu_count() or 1)]
+        for tree in trees:
+            shutil.copytree(bench.tree, tree)
+        yield [replace(bench, tree=tree) for tree in trees]
+
+
+def with_regions(
+    benches: Sequence[Bench],
+    task: LabTask,
+    texts: Sequence[str],
+    seeds: dict[str, int] = PUBLIC,
+    *,
+    only: Sequence[str] = (),
+    first: bool = False,
+) -> list[Outcome]:
+    """Do what `Bench.with_regions` does, with the texts dealt out to benches that work at the same time."""
+
+    def part(number: int) -> list[Outcome]:
+        own = texts[number :: len(benches)]
+        return benches[number].with_regions(task, own, seeds, only=only, first=first)
+
+    with ThreadPoolExecutor(len(benches)) as pool:
+        parts = [iter(found) for found in pool.map(part, range(len(benches)))]
+    return [next(parts[number % len(benches)]) for number in range(len(texts))]

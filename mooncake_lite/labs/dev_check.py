@@ -17,10 +17,10 @@ from pathlib import Path
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions, sandbox
-from mooncake_lite.labs.bench import PUBLIC, SEEDS, Bench, bench_of
+from mooncake_lite.labs.bench import PUBLIC, SEEDS, Bench, bench_of, benches_like, with_regions
 from mooncake_lite.labs.checking import PREDICTION, check
 from mooncake_lite.labs.gates import look_at
-from mooncake_lite.labs.grading import Grader
+from mooncake_lite.labs.grading import Grade, Grader
 from mooncake_lite.labs.hostile import HOSTILE, hostile_text
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import Lab, LabTask
@@ -224,36 +224,41 @@ def nothing_survives_in_a_release(bench: Bench) -> Problems:
 def mutants_are_noticed(bench: Bench) -> Problems:
     """Some mutants of each region fail a test, and every test fails for some mutant."""
     known = equal_of(bench)
-
-    def tried(task: LabTask) -> list[str]:
-        with bench_of(bench.root, bench.lab) as own:
-            return list(unkilled(own, task, known.get(task.id, {})))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for problems in pool.map(tried, bench.lab.tasks):
-            yield from problems
+    with benches_like(bench) as benches:
+        for task in bench.lab.tasks:
+            yield from unkilled(benches, task, known.get(task.id, {}))
 
 
-def unkilled(bench: Bench, task: LabTask, known: Mapping[str, str]) -> Problems:
+def unkilled(benches: Sequence[Bench], task: LabTask, known: Mapping[str, str]) -> Problems:
     """Yield sampled mutants of a task that nothing notices, and tests that fail for no mutant.
 
     Stops to mutate when the sample is tried and every test has failed.
     """
-    waiting = {case.name for case in bench.with_region(task, bench.region(task)).cases}
-    found = mutants(bench.region(task))
+    region = benches[0].region(task)
+    found = mutants(region)
     random.Random(task.id).shuffle(found)
-    for number, mutant in enumerate(found):
-        if number >= SAMPLED and not waiting:
-            return
-        outcome = bench.with_region(task, mutant.text)
-        is_new = number < SAMPLED and mutant.what not in known
-        if is_new and unnoticed(outcome) and bench.lowers(task, mutant.text):
+    sample = found[:SAMPLED]
+    reference, *outcomes = with_regions(benches, task, [region, *(mutant.text for mutant in sample)])
+    if not unnoticed(reference):
+        yield f"{task.id}: the reference fails in a part of a student's processor time"
+    for mutant, outcome in zip(sample, outcomes):
+        is_new = mutant.what not in known and unnoticed(outcome)
+        if is_new and benches[0].lowers(task, mutant.text):
             yield f"{task.id}: all tests pass with {mutant.what}"
-        if all("stopped" in case.message for case in outcome.cases if not case.passed):
-            continue  # a mutant that loops forever says nothing about single tests
-        waiting -= {case.name for case in outcome.cases if not case.passed}
+    waiting = {case.name for case in reference.cases} - _failed(outcomes)
+    for begin in range(SAMPLED, len(found), SAMPLED):
+        if waiting:
+            texts = [mutant.text for mutant in found[begin : begin + SAMPLED]]
+            waiting -= _failed(with_regions(benches, task, texts, only=sorted(waiting)))
     for name in sorted(waiting):
         yield f"{task.id} {name} fails for no mutant"
+
+
+def _failed(outcomes: Sequence[Outcome]) -> set[str]:
+    """Return the tests that failed. A mutant that loops forever says nothing about single tests."""
+    found = ([case for case in outcome.cases if not case.passed] for outcome in outcomes)
+    judged = (cases for cases in found if not all("stopped" in case.message for case in cases))
+    return {case.name for cases in judged for case in cases}
 
 
 def grading_survives_hostile_code(bench: Bench) -> Problems:
@@ -266,9 +271,14 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
         clean = Path(folder) / "clean"
         copied(bench.root, clean, child_files(bench.root, lab), lab.files)
         grader = Grader(root=bench.root, lab=lab, clean=clean, seeds=SEEDS, level=level, check_names=False)
-        for number, name in enumerate(HOSTILE):
-            task = lab.tasks[number % len(lab.tasks)]
-            grade = grader.judged(name, Submission(regions=texts | {task.id: hostile_text(name)}))
+
+        def graded(name: str, task: LabTask) -> Grade:
+            return grader.judged(name, Submission(regions=texts | {task.id: hostile_text(name)}))
+
+        tasks = [lab.tasks[number % len(lab.tasks)] for number in range(len(HOSTILE))]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            grades = list(pool.map(graded, HOSTILE, tasks))
+        for name, task, grade in zip(HOSTILE, tasks, grades):
             if grade.automatic != full - task.points.total:
                 points = f"{grade.automatic} points, expected {full - task.points.total}"
                 yield f"{name} in {task.id}: {points}; {grade.messages}"

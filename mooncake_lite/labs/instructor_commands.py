@@ -5,15 +5,13 @@ Imported by commands.py when one of them is used. Explained in docs/how-to/teach
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import click
 
 from mooncake_lite.errors import LabError, printable
-from mooncake_lite.labs.lab import Lab, LabTask, find_root, lab_here, lab_in, labs_in
+from mooncake_lite.labs.lab import Lab, find_root, lab_here, lab_in, labs_in
 
 SEED = "MOONCAKE_LITE_LABS_SEED"
 """Variable with the seed of a class: on a command line every user of the machine could read it."""
@@ -169,7 +167,7 @@ def list_mutants(number: int, task: str | None) -> int:
     from rich.console import Console
     from rich.progress import track
 
-    from mooncake_lite.labs.bench import bench_of
+    from mooncake_lite.labs.bench import bench_of, benches_like
     from mooncake_lite.labs.mutants import mutants
     from mooncake_lite.labs.survivors import equal_of, survivors
 
@@ -178,15 +176,11 @@ def list_mutants(number: int, task: str | None) -> int:
         raise LabError(f"lab {number} has no regions, so nothing in it can be mutated")
     tasks = [lab.task(task)] if task else lab.tasks
 
-    def tried(one: LabTask) -> list[str]:
-        with bench_of(root, lab) as own:
-            return [mutant.what for mutant in survivors(own, one)]
-
     left = 0
-    with bench_of(root, lab) as bench, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with bench_of(root, lab) as bench, benches_like(bench) as benches:
         known = equal_of(bench)
-        found = track(pool.map(tried, tasks), total=len(tasks), console=Console(stderr=True), transient=True)
-        for one, passed in zip(tasks, found):
+        for one in track(tasks, console=Console(stderr=True), transient=True):
+            passed = [mutant.what for mutant in survivors(benches, one)]
             total, equal = len(mutants(bench.region(one))), known.get(one.id, {})
             unknown = [what for what in passed if what not in equal]
             left += len(unknown)

@@ -30,6 +30,14 @@ MOST_ROWS = 24
 T = TypeVar("T")
 
 
+class Variant(msgspec.Struct, frozen=True):
+    """Another text of a file of the tree, with which all tests run once. results: gets the Outcome."""
+
+    file: str
+    text: str
+    results: str
+
+
 class Run(msgspec.Struct, frozen=True):
     """One run of the tests of a lab.
 
@@ -38,6 +46,8 @@ class Run(msgspec.Struct, frozen=True):
     level     how the child is confined
     results   file that gets the Outcome
     gpu       whether kernels run on a GPU, in place of the simulator
+    seconds   of processor time for a task; 0: as many as lab.toml gives
+    variants  the tests run for each of these, and not for the tree as it is
     """
 
     tree: str
@@ -46,6 +56,8 @@ class Run(msgspec.Struct, frozen=True):
     level: Level
     results: str
     gpu: bool = False
+    seconds: int = 0
+    variants: list[Variant] = []
 
 
 class Case(msgspec.Struct):
@@ -96,9 +108,10 @@ class Session:
         """Return the child of a task; it is started for the first question."""
         if task not in self._children:
             run, driver = self.run, f"{self.lab.folder}/{self.lab.task(task).driver}"
-            self._children[task] = task_child(
-                Path(run.tree), driver, self.lab.resources, level=run.level, gpu=run.gpu
-            )
+            given = self.lab.resources
+            if run.seconds:
+                given = msgspec.structs.replace(given, seconds=run.seconds)
+            self._children[task] = task_child(Path(run.tree), driver, given, level=run.level, gpu=run.gpu)
         return self._children[task]
 
     def close(self) -> None:

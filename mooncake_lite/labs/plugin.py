@@ -6,6 +6,7 @@ Explained in docs/explain/labs.md, "The judge".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -28,6 +29,26 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the private tests last: then no public test can show inputs that a region has kept from them."""
     items.sort(key=lambda item: item.name.endswith("[private]"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Run the collected tests for each variant, in a fork each time: no state survives to the next one."""
+    run, made = session.config.stash[RUN], session.config.stash.get(SESSIONS, {})
+    for variant in run.variants:
+        (Path(run.tree) / variant.file).write_text(variant.text, encoding="utf-8")
+        if (child := os.fork()) == 0:
+            try:
+                return (yield)
+            finally:
+                for one in made.values():
+                    one.close()
+                    Path(variant.results).write_bytes(msgspec.json.encode(one.outcome))
+                os._exit(0)
+        os.waitpid(child, 0)
+    if run.variants:
+        session.items.clear()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,6 +77,7 @@ def _in_words(item: pytest.Item, call: pytest.CallInfo[None], said: str) -> str:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the outcome."""
+    """Write the outcome. Those of variants are written."""
     for made in session.config.stash.get(SESSIONS, {}).values():
-        Path(made.run.results).write_bytes(msgspec.json.encode(made.outcome))
+        if not made.run.variants:
+            Path(made.run.results).write_bytes(msgspec.json.encode(made.outcome))

@@ -24,8 +24,8 @@ from pathlib import Path
 import msgspec
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.judging import Outcome, Run
-from mooncake_lite.labs.lab import FOLDER, Lab
+from mooncake_lite.labs.judging import Outcome, Run, Variant
+from mooncake_lite.labs.lab import FOLDER, Lab, LabTask
 from mooncake_lite.labs.sandbox import Level
 
 NOTHING_COLLECTED = 5
@@ -45,7 +45,6 @@ def run_tests(
     level: Level,
     only: Sequence[str] = (),
     gpu: bool = False,
-    first: bool = False,
 ) -> Outcome:
     """Run the tests of these tasks.
 
@@ -53,31 +52,71 @@ def run_tests(
         tree   whose code is tested
         only   names of tests, all when empty
         gpu    run kernels on a GPU, in place of the simulator
-        first  end with the first test that fails
 
     Raises LabError if nothing is collected, or if the judge itself fails.
     """
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        run = Run(str(tree), lab.number, dict(seeds), level, f"{folder}/results.json", gpu)
+        (outcome,) = _outcomes(root, lab, tasks, run, Path(folder), only)
+    return outcome
+
+
+def run_variants(
+    root: Path,
+    lab: Lab,
+    task: LabTask,
+    tree: Path,
+    texts: Sequence[str],
+    seeds: Mapping[str, int],
+    *,
+    seconds: int,
+    only: Sequence[str] = (),
+    first: bool = False,
+) -> list[Outcome]:
+    """Run the tests of a task once with each text of its file, whose last one stays in the tree.
+
+        seconds  processor time of each
+        only     names of tests, all when empty
+        first    end with the first test that fails
+
+    Raises LabError, as `run_tests` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
+        variants = [Variant(task.file, text, f"{folder}/{number}.json") for number, text in enumerate(texts)]
+        run = Run(str(tree), lab.number, dict(seeds), "none", "", seconds=seconds, variants=variants)
+        return _outcomes(root, lab, [task.id], run, Path(folder), only, first=first)
+
+
+def _outcomes(
+    root: Path,
+    lab: Lab,
+    tasks: Sequence[str],
+    run: Run,
+    folder: Path,
+    only: Sequence[str],
+    *,
+    first: bool = False,
+) -> list[Outcome]:
+    """Run pytest, and return what it came to: for each variant of the run, or for its tree as it is."""
     files = [path for task in tasks for path in sorted((root / lab.tests).glob(f"test_{task}_*.py"))]
     if not files:
         raise LabError(f"{lab.tests} has no tests for {' '.join(tasks) or 'no task'}; nothing was tested")
-    with tempfile.TemporaryDirectory(prefix="mlab") as folder:
-        results = Path(folder) / "results.json"
-        run = Run(str(tree), lab.number, dict(seeds), level, str(results), gpu)
-        (Path(folder) / "run.json").write_bytes(msgspec.json.encode(run))
-        (Path(folder) / "pytest.ini").write_text("[pytest]\n")
-        arguments = ["-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}", "-p", "no:cacheprovider"]
-        arguments += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
-        arguments += [f"--confcutdir={root / FOLDER}", *(["-k", " or ".join(only)] if only else [])]
-        arguments += ["-x"] if first else []
-        code, said = _pytest(root, Path(folder), [*arguments, *map(str, files)])
-        if code is None:
-            raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s")
-        if code == NOTHING_COLLECTED or not results.exists():
-            raise LabError(f"nothing was tested: {_last_words(said)}")
-        outcome = msgspec.json.decode(results.read_bytes(), type=Outcome)
-    if code not in (0, 1) or not outcome.cases:
+    (folder / "run.json").write_bytes(msgspec.json.encode(run))
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    arguments = ["-q", "-c", f"{folder}/pytest.ini", f"--rootdir={root}", "-p", "no:cacheprovider"]
+    arguments += ["-p", "mooncake_lite.labs.plugin", "--lab-run", f"{folder}/run.json"]
+    arguments += [f"--confcutdir={root / FOLDER}", *(["-k", " or ".join(only)] if only else [])]
+    arguments += ["-x"] if first else []
+    code, said = _pytest(root, folder, [*arguments, *map(str, files)])
+    if code is None:
+        raise LabError(f"the tests of lab {lab.number} took more than {SECONDS:.0f} s")
+    results = [Path(variant.results) for variant in run.variants] or [Path(run.results)]
+    if code == NOTHING_COLLECTED or not all(path.exists() for path in results):
+        raise LabError(f"nothing was tested: {_last_words(said)}")
+    outcomes = [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in results]
+    if code not in (0, 1) or not all(outcome.cases for outcome in outcomes):
         raise LabError(f"the tests of lab {lab.number} cannot run: {_last_words(said)}")
-    return outcome
+    return outcomes
 
 
 def _pytest(root: Path, folder: Path, arguments: list[str]) -> tuple[int | None, str]:

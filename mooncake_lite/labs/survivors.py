@@ -6,15 +6,18 @@ That folder is in no release. Explained in docs/explain/labs.md, "Mutants".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.bench import SEEDS, Bench
+from mooncake_lite.labs.bench import SEEDS, Bench, with_regions
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import LabTask
 from mooncake_lite.labs.mutants import Mutant, mutants
+
+AT_ONCE = 40
+"""Mutants of one run of the tests, which has a limit of time."""
 
 
 def equal_of(bench: Bench) -> dict[str, dict[str, str]]:
@@ -40,9 +43,12 @@ def unnoticed(outcome: Outcome) -> bool:
     )
 
 
-def survivors(bench: Bench, task: LabTask) -> Iterator[Mutant]:
+def survivors(benches: Sequence[Bench], task: LabTask) -> Iterator[Mutant]:
     """Yield the mutants of a task that get full marks, equal ones too."""
-    for mutant in mutants(bench.region(task)):
-        outcome = bench.with_region(task, mutant.text, SEEDS, first=True)
-        if unnoticed(outcome) and bench.lowers(task, mutant.text):
-            yield mutant
+    found = mutants(benches[0].region(task))
+    for begin in range(0, len(found), AT_ONCE):
+        part = found[begin : begin + AT_ONCE]
+        outcomes = with_regions(benches, task, [mutant.text for mutant in part], SEEDS, first=True)
+        for mutant, outcome in zip(part, outcomes):
+            if unnoticed(outcome) and benches[0].lowers(task, mutant.text):
+                yield mutant

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mooncake_lite.labs import sandbox
-from mooncake_lite.labs.bench import bench_of
+from mooncake_lite.labs.bench import bench_of, benches_like, with_regions
 from mooncake_lite.labs.dev_check import (
     Bench,
     dev_check,
@@ -25,7 +25,7 @@ from mooncake_lite.labs.grading import grade_folder
 from mooncake_lite.labs.lab import Lab, lab_in, labs_in
 from mooncake_lite.labs.mutants import Mutant, mutants
 from mooncake_lite.labs.questions import as_toml, real_answers
-from mooncake_lite.labs.survivors import equal_of, survivors
+from mooncake_lite.labs.survivors import equal_of, survivors, unnoticed
 from mooncake_lite.labs.variant import public_seed
 from tests.mooncake_lite.labs.sample_class import STUBS, reference, write_archive
 from tests.mooncake_lite.labs.trees import ROOT, edit
@@ -62,12 +62,12 @@ def test_nearly_all_mutants_that_differ_from_the_reference_are_noticed(number: i
     if soak == 1:
         pytest.skip("tries every mutant, for minutes; make soak does it")
     lab, left, different = LABS[number], list[tuple[str, str]](), 0
-    with bench_of(ROOT, lab) as bench:
+    with bench_of(ROOT, lab) as bench, benches_like(bench) as benches:
         known = equal_of(bench)
         for task in lab.tasks:
             equal = known.get(task.id, {})
             different += len(mutants(bench.region(task))) - len(equal)
-            left += [(task.id, each.what) for each in survivors(bench, task) if each.what not in equal]
+            left += [(task.id, each.what) for each in survivors(benches, task) if each.what not in equal]
     assert len(left) <= 0.05 * different, left
 
 
@@ -107,11 +107,25 @@ def test_a_test_that_cannot_fail_is_found(bench: Bench, monkeypatch: pytest.Monk
     (bench.root / bench.lab.tests / "test_2d_nothing.py").write_text(
         "def test_nothing(lab):\n    lab.ask('check', [], list)\n"
     )
-    assert list(unkilled(bench, bench.lab.task("2d"), {})) == [
+    assert list(unkilled([bench], bench.lab.task("2d"), {})) == [
         "2d: all tests pass with stub",
         "2d nothing fails for no mutant",
     ]
-    assert list(unkilled(bench, bench.lab.task("2d"), {"stub": ""})) == ["2d nothing fails for no mutant"]
+    assert list(unkilled([bench], bench.lab.task("2d"), {"stub": ""})) == ["2d nothing fails for no mutant"]
+
+
+def test_each_text_of_a_region_has_an_outcome_of_its_own(bench: Bench) -> None:
+    task = bench.lab.task("2d")
+    right, source = bench.region(task), bench.source(task)
+    endless = "        while True:\n            pass\n"
+    with benches_like(bench) as benches:
+        outcomes = with_regions(benches[:2], task, [right, STUBS["2d"], endless, right, right])
+        assert [unnoticed(outcome) for outcome in outcomes] == [True, False, False, True, True]
+        assert "processor time" in outcomes[2].stopped["2d"]
+        assert all((each.tree / task.file).read_text() == source for each in benches)
+    (name,) = {case.name for case in with_regions([bench], task, [STUBS["2d"]], first=True)[0].cases}
+    only = with_regions([bench], task, [right], only=[name])[0].cases
+    assert [case.name for case in only] == [name]
 
 
 def test_marks_that_do_not_enclose_the_body_are_found(bench: Bench) -> None:
@@ -187,4 +201,4 @@ def test_mutants_leave_out_a_condition_and_add_one() -> None:
 def test_the_mutants_of_one_task_fail_all_of_its_tests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mooncake_lite.labs.dev_check.SAMPLED", 2)
     whole = replace(bench, root=ROOT)
-    assert list(unkilled(whole, bench.lab.task("2c"), equal_of(whole)["2c"])) == []
+    assert list(unkilled([whole], bench.lab.task("2c"), equal_of(whole)["2c"])) == []

@@ -29,6 +29,9 @@ class Plane:
             layout=(2, 1, 64, 8, 4, "none"), roles=["steward", *ranks], nodes=[0] * 5, prefetches=prefetches
         )
         self.control, self.now = Control(config), 0.0
+        self.control.directory._unsure_until = (
+            3600.0  # as after a succession: the time decides what is compared
+        )
         self.hints: list[fx.Prefetch] = []
         for rank, role in enumerate(ranks, 1):
             more: dict[str, Any] = {"segment_bytes": POOL_BLOCKS * LAYOUT.nbytes} if role == "store" else {}

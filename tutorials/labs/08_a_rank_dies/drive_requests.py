@@ -6,11 +6,14 @@ It runs beside a student's code, so it knows no expected value.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 from mooncake_lite.control import Control, ControlConfig
 from mooncake_lite.control import effects as fx
 from mooncake_lite.control import events as ev
 from mooncake_lite.control.request import RequestRecord
+from scheduler.requests import Request
+from scheduler.state import State
 from store.layout import BlockLayout
 
 LAYOUT = BlockLayout(2, 1, 64, 8, 4)
@@ -83,15 +86,23 @@ class Plane:
         self.control.members.lose(rank, "died")
 
     def lose(self, name: str, may_still_write: bool) -> dict[str, Any]:
-        """Call the region, and tell what has become of the request."""
+        """Call the region, and tell what has become of the request, and at which time it joined the line."""
         requests, before = self.control.requests, self.now
         record = requests[name]
         self.control._out.clear()
-        requests.lose(record, "its work is lost", self.now, may_still_write)
+        times: list[float] = []
+
+        def noted(state: State, request: Request, now: float, **more: bool) -> None:
+            times.append(now)
+            joins(state, request, now, **more)
+
+        joins = State.wait_in_line
+        with patch.object(State, "wait_in_line", noted):
+            requests.lose(record, "its work is lost", self.now, may_still_write)
         sent = [_told(effect) for effect in self.control._out]
         reasons = [str(effect.reason) for effect in self.control._out if hasattr(effect, "reason")]
         self.control._out.clear()
-        return self.seen(name, record, sent) | {"now": before, "reasons": reasons}
+        return self.seen(name, record, sent) | {"now": before, "joined": times, "reasons": reasons}
 
     def seen(self, name: str, record: RequestRecord, sent: list[list[Any]]) -> dict[str, Any]:
         """What the books say about a request."""

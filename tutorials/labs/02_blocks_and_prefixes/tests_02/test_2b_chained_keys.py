@@ -134,13 +134,15 @@ def test_the_tokens_of_a_partial_block_stay_pending(lab: Judge) -> None:
 def test_a_salt_comes_before_the_first_block(lab: Judge) -> None:
     size = lab.size.page_tokens
     tokens, salt = prompt(lab, 4), lab.random.randbytes(9)
-    seen = chain(lab, [tokens[:1], *in_pieces(lab, tokens[1:])], size, salt)
-    lab.expect(
-        [key for keys in seen.keys for key in keys or ()],
-        keys_of(tokens, size, salt),
-        f"PrefixChain({size}, salt={salt!r}).extend({len(tokens)} tokens, in pieces, the first of one token)",
-        "seq[0] = XXH3(XXH3(salt) || local[0]); every later key then differs too",
-    )
+    for pieces in ([tokens], [tokens[:1], *in_pieces(lab, tokens[1:])]):
+        called = f"PrefixChain({size}, salt={salt!r}).extend({len(tokens)} tokens), first {len(pieces[0])}"
+        seen = chain(lab, pieces, size, salt)
+        lab.expect(
+            [key for keys in seen.keys for key in keys or ()],
+            keys_of(tokens, size, salt),
+            called,
+            "seq[0] = XXH3(XXH3(salt) || local[0]); every later key then differs too",
+        )
 
 
 def test_equal_blocks_after_different_prefixes_have_different_keys(lab: Judge) -> None:

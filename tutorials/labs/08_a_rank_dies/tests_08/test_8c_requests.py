@@ -35,6 +35,7 @@ class After(msgspec.Struct):
     quarantined: int
     problem: str
     now: float
+    joined: list[float | None]
     reasons: list[str]
 
 
@@ -115,6 +116,12 @@ def test_a_request_without_tokens_waits_again(lab: Judge) -> None:
             "(stage, waits in line, has a place, messages, tries, pause_s)",
             "no token is on its way, so no gateway is asked: the request waits for another place at once, "
             "also after a failed try, which counts; `pause_s` is left as it is",
+        )
+        lab.expect(
+            after.joined,
+            [after.now],
+            f"lose(..., now={after.now:g}) of a request that is {stage} (when it joined the line)",
+            "it waits from now on",
         )
 
 
