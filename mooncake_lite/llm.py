@@ -72,6 +72,9 @@ ROLE = "compute"
 PARALLEL = 32
 """Requests that are sent to a cluster at once: half of what may wait there by default."""
 
+_ANSWER = msgspec.json.Decoder(types.ChatCompletion | types.TextCompletion)
+_HINT_ANSWER = msgspec.json.Decoder(types.HintAnswer)
+
 ANSWER_LIMIT_S = 600.0
 """A cluster that sends nothing for this long, or refuses a request for this long, has failed."""
 
@@ -238,12 +241,12 @@ class _Cluster:
         import httpx
 
         with open_client(httpx.Client, self._url, self._api_key, httpx.Timeout(60.0)) as client:
-            answer: types.HintAnswer = self._post(client, "/v1/kv/hints", body, types.HintAnswer)
+            answer: types.HintAnswer = self._post(client, "/v1/kv/hints", body, _HINT_ANSWER)
         return answer
 
     def _one(self, client: httpx.Client, kind: Kind, body: Mapping[str, Any]) -> RequestOutput:
         path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
-        answer = self._post(client, path, body, types.ChatCompletion | types.TextCompletion)
+        answer = self._post(client, path, body, _ANSWER)
         outputs = [
             CompletionOutput(each.index, _text(each), (), each.finish_reason) for each in answer.choices
         ]
@@ -251,7 +254,9 @@ class _Cluster:
         cached = usage.prompt_tokens_details.cached_tokens
         return RequestOutput(_prompt_of(body), outputs, usage.prompt_tokens, cached)
 
-    def _post(self, client: httpx.Client, path: str, body: Mapping[str, Any], kind: Any) -> Any:
+    def _post(
+        self, client: httpx.Client, path: str, body: Mapping[str, Any], decoder: msgspec.json.Decoder[Any]
+    ) -> Any:
         """Return the answer to a body; send it again while the cluster is busy. Raises ClusterError."""
         import httpx
 
@@ -266,7 +271,7 @@ class _Cluster:
         if response.status_code != 200:
             raise ClusterError(problem_of(response))
         try:
-            return msgspec.json.decode(response.content, type=kind)
+            return decoder.decode(response.content)
         except (msgspec.DecodeError, UnicodeError) as error:
             raise ClusterError(f"{self._url} sent what is no answer: {one_line(error)}") from None
 

@@ -8,6 +8,7 @@ Explained in docs/explain/transport.md.
 from __future__ import annotations
 
 import struct
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -47,6 +48,10 @@ def framed(message: msgspec.Struct, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes
     return LENGTH.pack(len(data)) + data
 
 
+_READS_TYPES = Lock()
+"""msgspec 0.22 crashes the process when two threads read the fields of one Struct for the first time."""
+
+
 class Decoder:
     """Decodes the messages of one boundary.
 
@@ -56,7 +61,8 @@ class Decoder:
 
     def __init__(self, union: Any, max_bytes: int = DEFAULT_MAX_BYTES):
         self.max_bytes = max_bytes
-        self._decoder = msgspec.msgpack.Decoder(union)
+        with _READS_TYPES:
+            self._decoder = msgspec.msgpack.Decoder(union)
 
     def size(self, data: bytes | bytearray | memoryview) -> int:
         """Return the bytes of the message whose length `data` begins with. Raises WireError."""

@@ -162,6 +162,9 @@ class HintBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
+for _kind in (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, HintBody):
+    msgspec.json.Decoder(_kind)  # reads its fields now: msgspec 0.22 crashes when two threads do at once
+
 Prompt = str | list[int] | list[dict[str, Any]]
 """Text, token ids, or the messages of a chat as they came."""
 

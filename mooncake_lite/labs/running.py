@@ -31,6 +31,7 @@ from mooncake_lite.labs.sandbox import Level
 NOTHING_COLLECTED = 5
 SECONDS = 900.0
 """A run that takes longer has a judge that hangs: the children have limits of their own."""
+_OUTCOME = msgspec.json.Decoder(Outcome)
 _START = threading.Lock()
 """Submissions are graded in several threads."""
 
@@ -113,7 +114,7 @@ def _outcomes(
     results = [Path(variant.results) for variant in run.variants] or [Path(run.results)]
     if code == NOTHING_COLLECTED or not all(path.exists() for path in results):
         raise LabError(f"nothing was tested: {_last_words(said)}")
-    outcomes = [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in results]
+    outcomes = [_OUTCOME.decode(path.read_bytes()) for path in results]
     if code not in (0, 1) or not all(outcome.cases for outcome in outcomes):
         raise LabError(f"the tests of lab {lab.number} cannot run: {_last_words(said)}")
     return outcomes

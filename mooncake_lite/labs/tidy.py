@@ -27,6 +27,9 @@ class _Finding(msgspec.Struct):
     location: _Place
 
 
+_FINDINGS = msgspec.json.Decoder(list[_Finding])
+
+
 def untidy(source: str, function: str) -> list[str]:
     """Return what a teacher would strike out in a region, as messages with lines of the region.
 
@@ -45,7 +48,7 @@ def untidy(source: str, function: str) -> list[str]:
         command = [find_ruff_bin(), "check", *options]
         done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
         why = done.stderr.strip()[:200]
-        findings = msgspec.json.decode(done.stdout, type=list[_Finding])
+        findings = _FINDINGS.decode(done.stdout)
     except (ImportError, FileNotFoundError, msgspec.MsgspecError) as error:
         raise LabError(f"ruff does not run ({why or error}); pip install 'mooncake-lite[test]'") from None
     return said + [

@@ -29,6 +29,9 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     shape: list[int]
 
 
+_HEADER = msgspec.msgpack.Decoder(Header)
+
+
 class Tensors:
     """put_tensor and get_tensor over the store's put and get."""
 
@@ -84,7 +87,7 @@ def _decoded(data: bytes) -> Any:
     if data[:4] != MAGIC or not 0 < header_bytes <= min(MAX_HEADER_BYTES, len(data) - 8):
         return None
     try:
-        header = msgspec.msgpack.decode(data[8 : 8 + header_bytes], type=Header)
+        header = _HEADER.decode(data[8 : 8 + header_bytes])
     except msgspec.MsgspecError:
         return None
     if header.dtype not in DTYPES or any(size < 0 for size in header.shape):
