@@ -124,6 +124,7 @@ class Steward:
     def _on_gateway_lost(self, reason: str) -> None:
         name, again = self._gateway.name, self._gateway.may_start_again
         if again:
+            print(f"mooncake-lite: {reason}; the next one starts", file=sys.stderr, flush=True)
             self._gateway.start()
             self._monitor.watch_pid(self._gateway.name, self._gateway.pid)
         self._spoke.send(m.GatewayLost(name, reason, not again))

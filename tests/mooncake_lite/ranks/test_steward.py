@@ -142,13 +142,16 @@ def test_a_conductor_that_ends_before_the_cluster_was_ready_or_too_often_ends_it
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_a_lost_gateway_is_replaced_unless_it_ends_too_often(again: bool) -> None:
+def test_a_lost_gateway_is_replaced_unless_it_ends_too_often(
+    again: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     around = Around()
     around.gateway.may_start_again = again
     (told,) = around.turn(lost=Loss("gateway-0", "its process 100 ended"))
     assert told == m.GatewayLost("gateway-0", "the gateway ended", not again)
     assert len(around.gateway.started) == again
     assert (around.watched[-1] == "gateway-1") is again
+    assert ("the gateway ended; the next one starts" in capfd.readouterr().err) is again
 
 
 def test_after_a_stop_nothing_is_replaced_and_losses_of_ranks_are_told_until_the_conductor_has_ended() -> (
