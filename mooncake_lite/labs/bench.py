@@ -64,26 +64,24 @@ class Bench:
         """
         if not texts:
             return []
-        files = [self._file(task, text) for text in texts]
+        source = self.source(task)
+        files = [regions.replace(source, task.function, text) for text in texts]
         seconds = -(-self.lab.resources.seconds // TIME)
         try:
             return run_variants(
                 self.root, self.lab, task, self.tree, files, seeds, seconds=seconds, only=only, first=first
             )
         finally:
-            (self.tree / task.file).write_text(self.source(task), encoding="utf-8")
+            (self.tree / task.file).write_text(source, encoding="utf-8")
 
     def lowers(self, task: LabTask, text: str) -> bool:
         """Tell whether the kernels of a task lower to PTX with another text in its region."""
-        path = self.tree / task.file
-        path.write_text(self._file(task, text), encoding="utf-8")
+        path, source = self.tree / task.file, self.source(task)
+        path.write_text(regions.replace(source, task.function, text), encoding="utf-8")
         try:
             return not lower(self.tree, self.lab, [task], level="none").problems
         finally:
-            path.write_text(self.source(task), encoding="utf-8")
-
-    def _file(self, task: LabTask, text: str) -> str:
-        return regions.replace(self.source(task), task.function, text)
+            path.write_text(source, encoding="utf-8")
 
     @contextmanager
     def stubs(self, tasks: Sequence[LabTask]) -> Iterator[None]:
@@ -109,17 +107,22 @@ def bench_of(root: Path, lab: Lab) -> Iterator[Bench]:
         sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
         copied(root, bench.tree, (*child_files(root, lab), *tests, *sheets), {})
         # Children write no .pyc files. A hash in these notices a mutant as long as the reference
-        compileall.compile_dir(bench.tree, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+        compileall.compile_dir(
+            bench.tree, quiet=2, workers=0, invalidation_mode=PycInvalidationMode.CHECKED_HASH
+        )
         yield bench
 
 
 @contextmanager
 def benches_like(bench: Bench) -> Iterator[list[Bench]]:
-    """Copy a bench for each processor, until the block of this context ends."""
+    """Copy a bench for each processor, until the block of this context ends. All but regions is shared."""
     with tempfile.TemporaryDirectory(prefix="mlab") as folder:
         trees = [Path(folder) / str(number) for number in range(os.cpu_count() or 1)]
         for tree in trees:
-            shutil.copytree(bench.tree, tree)
+            shutil.copytree(bench.tree, tree, copy_function=os.link)
+            for file in bench.lab.files:
+                (tree / file).unlink()
+                shutil.copy(bench.tree / file, tree / file)
         yield [replace(bench, tree=tree) for tree in trees]
 
 
