@@ -26,6 +26,8 @@ from tests.mooncake_lite.labs.trees import ROOT, edit
 
 LABS = labs_in(ROOT)
 LAB = LABS[2]
+PLAIN = {number for number, lab in LABS.items() if lab.files} - {1}
+"""Labs of regions without kernels."""
 RIGHT = {task: reference(LAB)[task] for task in ("2b", "2d")}
 
 CONTAINER = """
@@ -147,8 +149,12 @@ def graded(base: Path, texts: dict[str, str], *, wrapped: list[str]) -> dict[str
 
 
 @pytest.mark.parametrize("number", sorted(LABS.keys() - {LAB.number}))
-def test_the_autograder_of_each_other_lab_grades_a_right_region(machine: Path, number: int) -> None:
+def test_the_autograder_of_each_other_lab_grades_a_right_region(
+    machine: Path, number: int, soak: int
+) -> None:
     """Of its first task. A lab of questions has none, and says so. The next test is that of lab 2."""
+    if soak == 1 and number in PLAIN:
+        pytest.skip("another lab like lab 2; make soak grades it")
     lab = LABS[number]
     if not lab.tasks:
         with pytest.raises(LabError, match=f"lab {lab.number} is not graded"):
