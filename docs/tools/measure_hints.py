@@ -3,6 +3,7 @@
     python docs/tools/measure_hints.py live        on emulated ranks of this machine: 14 minutes
     python docs/tools/measure_hints.py simulated   on 16 simulated nodes: half an hour on two cores
     python docs/tools/measure_hints.py fitted      the same nodes, memory for what is used again: 10 minutes
+    python docs/tools/measure_hints.py overloaded  the same nodes, more work than they can do: 10 minutes
     python docs/tools/measure_hints.py             writes the tables of what was measured into the page
 
 The results are docs/reference/measured/hints.json. A test compares the page with them.
@@ -47,12 +48,11 @@ MANY = (0, 1, 2, 3, 4, 6, 7, 8, 9, 10)
 
 AGENTS = replace(KINDS["agents"], pause_s=240.0)
 REQUESTS, RATE = 900, 0.4
-SIZES, SMALL_S = (80, 130, 200), 60.0
+SIZES = (80, 130, 200)
 SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = (
     *((10, {"hints": kind}) for kind in ("none", "agents", "wrong")), (3, {"hints": "random"}),
     *((3, {"hints": "agents", "hint_error": error}) for error in (0.25, 0.5)),
     *((1, {"hints": kind, "node_dram": f"{size}GB"}) for size in SIZES for kind in ("none", "agents")),
-    *((1, {"hints": kind, "node_dram": "45GB", "pause_s": SMALL_S}) for kind in ("none", "wrong")),
 )  # fmt: skip
 """How many seeds, and with what. Settings of the hints themselves were chosen on seed 0."""
 
@@ -71,6 +71,11 @@ FITTED_SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = (
         for kind in ("none", "agents", "wrong") for rate in RATES
     ),
     *((3, {"hints": kind, "space": space}) for space in OTHERS for kind in ("none", "agents")),
+)  # fmt: skip
+
+OVERLOADED_SETTINGS: tuple[tuple[int, dict[str, Any]], ...] = tuple(
+    (8, {"hints": kind, "node_dram": "45GB", "pause_s": 60.0, "rate": rate})
+    for kind in ("none", "wrong") for rate in RATES
 )  # fmt: skip
 
 FIGURES = ("p90", "mean")
@@ -155,8 +160,8 @@ def on_16_nodes(seed: int, setting: dict[str, Any]) -> Found:
     pause_s, space = options.pop("pause_s", AGENTS.pause_s), options.pop("space", None)
     rate = options.pop("rate", RATE)
     if space is None:
-        trace = made(replace(AGENTS, pause_s=pause_s), REQUESTS, RATE, seed)
-        about = {"pause_s": pause_s}
+        trace = made(replace(AGENTS, pause_s=pause_s), REQUESTS, rate, seed)
+        about = {"pause_s": pause_s, "rate": rate}
     else:
         trace, about = made(LIVE, FITTED_REQUESTS, rate, seed), {"space": space, "rate": rate}
         options["node_dram"] = str(round(space * most_alive(trace) * BLOCK_BYTES / POOL_NODES))
@@ -169,7 +174,7 @@ def measured(part: str) -> list[Found]:
     """Return the rows of a part."""
     if part == "live":
         return [live(seed, kind) for seed in SEEDS for kind in ("none", "agents")]
-    settings = {"simulated": SETTINGS, "fitted": FITTED_SETTINGS}[part]
+    settings = {"simulated": SETTINGS, "fitted": FITTED_SETTINGS, "overloaded": OVERLOADED_SETTINGS}[part]
     runs = [(seed, one) for seeds, one in settings for seed in MANY[:seeds]]
     found = list[Found]()
     with processes(usable_cores(), mpi=False) as executor, counted("runs", len(runs)) as told:
