@@ -5,7 +5,6 @@ Explained in docs/explain/labs.md, "What labs dev check enforces".
 
 from __future__ import annotations
 
-import compileall
 import os
 import shutil
 import tempfile
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from py_compile import PycInvalidationMode
 
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.judging import Outcome
@@ -22,7 +20,7 @@ from mooncake_lite.labs.lab import Lab, LabTask
 from mooncake_lite.labs.lowering import lower
 from mooncake_lite.labs.release import CONFTEST
 from mooncake_lite.labs.running import run_variants
-from mooncake_lite.labs.trees import child_files, copied, tracked_files
+from mooncake_lite.labs.trees import child_files, compiled, copied, tracked_files
 from mooncake_lite.labs.variant import private_seed, public_seed
 
 PUBLIC = {"public": public_seed("dev check")}
@@ -106,10 +104,7 @@ def bench_of(root: Path, lab: Lab) -> Iterator[Bench]:
         tests = [name for name in tracked_files(root) if name == CONFTEST or name.startswith(f"{lab.tests}/")]
         sheets = [f"{lab.folder}/{path.name}" for path in (root / lab.folder).glob("lab.*")]
         copied(root, bench.tree, (*child_files(root, lab), *tests, *sheets), {})
-        # Children write no .pyc files. A hash in these notices a mutant as long as the reference
-        compileall.compile_dir(
-            bench.tree, quiet=2, workers=0, invalidation_mode=PycInvalidationMode.CHECKED_HASH
-        )
+        compiled(bench.tree)
         yield bench
 
 

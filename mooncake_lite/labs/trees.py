@@ -6,10 +6,12 @@ Explained in docs/explain/labs.md, "Releases".
 
 from __future__ import annotations
 
+import compileall
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs.lab import Lab
@@ -66,6 +68,11 @@ def copied(root: Path, into: Path, names: Iterable[str], stubs: Mapping[str, Map
             (into / name).write_text(stripped(text, stubs.get(name, {})), encoding="utf-8")
         else:
             shutil.copy(root / name, into / name)
+
+
+def compiled(tree: Path) -> None:
+    """Write the .pyc files of a tree, which children do not. A hash in each notices another text."""
+    compileall.compile_dir(tree, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
 
 
 def child_files(root: Path, lab: Lab) -> Iterator[str]:

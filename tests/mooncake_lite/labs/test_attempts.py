@@ -20,7 +20,7 @@ from mooncake_lite.labs.checking import over
 from mooncake_lite.labs.grading import Grade, Grader
 from mooncake_lite.labs.lab import FOLDER, lab_in, labs_in
 from mooncake_lite.labs.submission import Submission
-from mooncake_lite.labs.trees import child_files, copied
+from mooncake_lite.labs.trees import child_files, compiled, copied
 from mooncake_lite.labs.variant import private_seed, public_seed
 from tests.mooncake_lite.labs.sample_class import reference
 from tests.mooncake_lite.labs.trees import ROOT
@@ -50,6 +50,7 @@ def graders(tmp_path_factory: pytest.TempPathFactory) -> Graders:
     def made(number: int) -> Grader:
         clean, lab = tmp_path_factory.mktemp("clean"), lab_in(ROOT, number)
         copied(ROOT, clean, child_files(ROOT, lab), lab.files)
+        compiled(clean)
         return Grader(root=ROOT, lab=lab, clean=clean, seeds=seeds("attempts"), level="none")
 
     return made
