@@ -127,6 +127,9 @@ class Incoming:
         return LayersLost(TransferEnded(0, str(error), any(late)))
 
 
+_FOR_PASS = Wait("computed")
+
+
 class Outgoing:
     """A store by layers. `run` is called by the copying thread, and told by `reached` how far the pass is.
 
@@ -183,7 +186,7 @@ class Outgoing:
         """Return the next act of the copying thread. It waits here for the pass."""
         at = self._at
         with self._done:
-            while (act := next_act(at)) == Wait("computed"):
+            while (act := next_act(at)) == _FOR_PASS:
                 self._done.wait()
             return act
 
