@@ -37,9 +37,9 @@ KINDS = {
 
 COMPILED, DIVIDED = "compiled kernels", "divided files"
 LIMITS = {
-    "starts of clusters": 48,
+    "starts of clusters": 50,
     "gateway processes": 30,
-    "lab interpreters": 50,
+    "lab interpreters": 70,
     COMPILED: 320,
     DIVIDED: 0,
 }
