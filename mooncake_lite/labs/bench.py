@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from mooncake_lite.labs import regions
 from mooncake_lite.labs.judging import Outcome
@@ -28,6 +29,9 @@ SEEDS = {**PUBLIC, "private": private_seed("dev check")}
 
 TIME = 3
 """A mutant has this part of a student's processor time."""
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +125,11 @@ def benches_like(bench: Bench) -> Iterator[list[Bench]]:
         yield [replace(bench, tree=tree) for tree in trees]
 
 
-def with_regions(
-    benches: Sequence[Bench],
-    task: LabTask,
-    texts: Sequence[str],
-    seeds: dict[str, int] = PUBLIC,
-    *,
-    only: Sequence[str] = (),
-    first: bool = False,
-) -> list[Outcome]:
-    """Do what `Bench.with_regions` does, with the texts dealt out to benches that work at the same time."""
-
-    def part(number: int) -> list[Outcome]:
-        own = texts[number :: len(benches)]
-        return benches[number].with_regions(task, own, seeds, only=only, first=first)
-
+def dealt(
+    benches: Sequence[Bench], items: Sequence[S], work: Callable[[Bench, Sequence[S]], list[T]]
+) -> list[T]:
+    """Deal items out to benches that work at the same time. Return what came of each item, in order."""
     with ThreadPoolExecutor(len(benches)) as pool:
-        parts = [iter(found) for found in pool.map(part, range(len(benches)))]
-    return [next(parts[number % len(benches)]) for number in range(len(texts))]
+        own = [items[number :: len(benches)] for number in range(len(benches))]
+        parts = [iter(found) for found in pool.map(work, benches, own)]
+    return [next(parts[number % len(benches)]) for number in range(len(items))]

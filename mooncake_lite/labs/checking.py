@@ -6,10 +6,12 @@ that all is well: private seeds and the report are not its business. Explained i
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -63,8 +65,7 @@ def check(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Say, *, gpu: bool
     seeds = {"public": class_of(root).seed}
     with _readable(root, lab, stubs) as tree:
         if ready:
-            outcome = run_tests(root, lab, [task.id for task in ready], tree, seeds, level="none")
-            lowered = lower(tree, lab, ready, level="none")
+            outcome, lowered = _tried(root, lab, ready, tree, seeds)
         scores = {task.id: not_run(task, states[task.id]) for task in tasks if states[task.id]}
         scores |= {task.id: score(task, outcome, untidy(texts[task.file], task.function)) for task in ready}
         scores |= {task: scores[task].nothing(state) for task, state in lowered.problems.items()}
@@ -82,6 +83,22 @@ def check(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Say, *, gpu: bool
     say(f"{public} . private seeds not run . report not graded")
     passed = all(each.state == "graded" and not each.failed for each in scores.values())
     return bool(ready) and passed and good_on_gpu
+
+
+def _tried(
+    root: Path, lab: Lab, tasks: Sequence[LabTask], tree: Path, seeds: Mapping[str, int]
+) -> tuple[Outcome, Lowered]:
+    """Run the tests of these tasks and lower their kernels, side by side."""
+
+    def one(task: LabTask) -> Outcome:
+        return run_tests(root, lab, [task.id], tree, seeds, level="none")
+
+    outcome = Outcome()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        lowered = pool.submit(lower, tree, lab, tasks, level="none")
+        for seen in pool.map(one, tasks):
+            outcome.add(seen)
+        return outcome, lowered.result()
 
 
 def _unreadable(source: str, functions: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mooncake_lite.errors import LabError
 from mooncake_lite.labs import regions, sandbox
-from mooncake_lite.labs.bench import PUBLIC, SEEDS, Bench, bench_of, benches_like, with_regions
+from mooncake_lite.labs.bench import PUBLIC, SEEDS, Bench, bench_of, benches_like, dealt
 from mooncake_lite.labs.checking import PREDICTION, check
 from mooncake_lite.labs.gates import look_at
 from mooncake_lite.labs.grading import Grade, Grader
@@ -144,11 +144,17 @@ def only_right_answers_are_accepted(bench: Bench) -> Problems:
 def reference_gets_all_points(bench: Bench) -> Problems:
     """The reference of each task gets all automatic points, with stubs for all other tasks."""
     lab, outcome = bench.lab, Outcome()
-    for task in lab.tasks:
-        with bench.stubs([other for other in lab.tasks if other != task]):
-            seen = run_tests(bench.root, lab, [task.id], bench.tree, SEEDS, level="none")
-        outcome.cases += seen.cases
-        outcome.costs += seen.costs
+
+    def alone(own: Bench, tasks: Sequence[LabTask]) -> list[Outcome]:
+        found = []
+        for task in tasks:
+            with own.stubs([other for other in lab.tasks if other != task]):
+                found.append(run_tests(own.root, lab, [task.id], own.tree, SEEDS, level="none"))
+        return found
+
+    with benches_like(bench) as benches:
+        for seen in dealt(benches, lab.tasks, alone):
+            outcome.add(seen)
     lowered = lower(bench.tree, lab, lab.tasks, level="none")
     for task in lab.tasks:
         source = bench.source(task)
@@ -234,11 +240,15 @@ def unkilled(benches: Sequence[Bench], task: LabTask, known: Mapping[str, str]) 
 
     Stops to mutate when the sample is tried and every test has failed.
     """
+
+    def tried(texts: list[str], only: Sequence[str] = ()) -> list[Outcome]:
+        return dealt(benches, texts, lambda bench, own: bench.with_regions(task, own, only=only))
+
     region = benches[0].region(task)
     found = mutants(region)
     random.Random(task.id).shuffle(found)
     sample = found[:SAMPLED]
-    reference, *outcomes = with_regions(benches, task, [region, *(mutant.text for mutant in sample)])
+    reference, *outcomes = tried([region, *(mutant.text for mutant in sample)])
     if not unnoticed(reference):
         yield f"{task.id}: the reference fails in a part of a student's processor time"
     for mutant, outcome in zip(sample, outcomes):
@@ -249,7 +259,7 @@ def unkilled(benches: Sequence[Bench], task: LabTask, known: Mapping[str, str]) 
     for begin in range(SAMPLED, len(found), SAMPLED):
         if waiting:
             texts = [mutant.text for mutant in found[begin : begin + SAMPLED]]
-            waiting -= _failed(with_regions(benches, task, texts, only=sorted(waiting)))
+            waiting -= _failed(tried(texts, sorted(waiting)))
     for name in sorted(waiting):
         yield f"{task.id} {name} fails for no mutant"
 

@@ -94,6 +94,14 @@ class Outcome(msgspec.Struct):
     traces: dict[str, Any] = {}
     stopped: dict[str, str] = {}
 
+    def add(self, other: Outcome) -> None:
+        """Take in what a run of other tests came to."""
+        self.cases += other.cases
+        self.costs += other.costs
+        self.files |= other.files
+        self.traces |= other.traces
+        self.stopped |= other.stopped
+
 
 class Session:
     """The children of one run, one for each task, and what the tests have seen."""

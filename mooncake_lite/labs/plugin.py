@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mooncake_lite.labs.confine import follow_parent
 from mooncake_lite.labs.judging import MOST_SHOWN, RUN, SESSIONS, Case, Run, repeat, task_of
 
 
@@ -38,6 +39,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     for variant in run.variants:
         (Path(run.tree) / variant.file).write_text(variant.text, encoding="utf-8")
         if (child := os.fork()) == 0:
+            follow_parent()
             try:
                 return (yield)
             finally:

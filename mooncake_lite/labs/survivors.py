@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mooncake_lite.errors import LabError
-from mooncake_lite.labs.bench import SEEDS, Bench, with_regions
+from mooncake_lite.labs.bench import SEEDS, Bench, dealt
 from mooncake_lite.labs.judging import Outcome
 from mooncake_lite.labs.lab import LabTask
 from mooncake_lite.labs.mutants import Mutant, mutants
@@ -48,7 +48,8 @@ def survivors(benches: Sequence[Bench], task: LabTask) -> Iterator[Mutant]:
     found = mutants(benches[0].region(task))
     for begin in range(0, len(found), AT_ONCE):
         part = found[begin : begin + AT_ONCE]
-        outcomes = with_regions(benches, task, [mutant.text for mutant in part], SEEDS, first=True)
+        texts = [mutant.text for mutant in part]
+        outcomes = dealt(benches, texts, lambda bench, own: bench.with_regions(task, own, SEEDS, first=True))
         for mutant, outcome in zip(part, outcomes):
             if unnoticed(outcome) and benches[0].lowers(task, mutant.text):
                 yield mutant

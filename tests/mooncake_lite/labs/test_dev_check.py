@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
-from mooncake_lite.labs import sandbox
-from mooncake_lite.labs.bench import bench_of, benches_like, with_regions
+from mooncake_lite.errors import LabError
+from mooncake_lite.labs import running, sandbox
+from mooncake_lite.labs.bench import bench_of, benches_like, dealt
 from mooncake_lite.labs.dev_check import (
     Bench,
     dev_check,
@@ -119,13 +122,34 @@ def test_each_text_of_a_region_has_an_outcome_of_its_own(bench: Bench) -> None:
     right, source = bench.region(task), bench.source(task)
     endless = "        while True:\n            pass\n"
     with benches_like(bench) as benches:
-        outcomes = with_regions(benches[:2], task, [right, STUBS["2d"], endless, right, right])
+        texts = [right, STUBS["2d"], endless, right, right]
+        outcomes = dealt(benches[:2], texts, lambda bench, own: bench.with_regions(task, own))
         assert [unnoticed(outcome) for outcome in outcomes] == [True, False, False, True, True]
         assert "processor time" in outcomes[2].stopped["2d"]
         assert all((each.tree / task.file).read_text() == source for each in benches)
-    (name,) = {case.name for case in with_regions([bench], task, [STUBS["2d"]], first=True)[0].cases}
-    only = with_regions([bench], task, [right], only=[name])[0].cases
+    (name,) = {case.name for case in bench.with_regions(task, [STUBS["2d"]], first=True)[0].cases}
+    only = bench.with_regions(task, [right], only=[name])[0].cases
     assert [case.name for case in only] == [name]
+
+
+def test_a_run_of_variants_that_is_killed_leaves_no_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "SECONDS", 2.0)
+    long = msgspec.structs.replace(bench.lab.resources, seconds=90)
+    bench = replace(bench, lab=msgspec.structs.replace(bench.lab, resources=long))
+    with pytest.raises(LabError, match="took more than 2 s"):
+        bench.with_regions(bench.lab.task("2d"), ["        while True:\n            pass\n"])
+    deadline = time.monotonic() + 10
+    while left := _working_in(bench.root):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _working_in(folder: Path) -> list[psutil.Process]:
+    """Return the other processes whose folder this is."""
+    found = psutil.process_iter(["cwd"])
+    return [each for each in found if each.info["cwd"] == str(folder) and each.pid != os.getpid()]
 
 
 def test_marks_that_do_not_enclose_the_body_are_found(bench: Bench) -> None:
