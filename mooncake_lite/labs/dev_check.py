@@ -272,7 +272,7 @@ def _failed(outcomes: Sequence[Outcome]) -> set[str]:
 
 
 def grading_survives_hostile_code(bench: Bench) -> Problems:
-    """Grading survives hostile code: that task gets no points, and all others keep theirs."""
+    """Grading survives hostile code: its tasks get no points, and all others keep theirs."""
     lab = bench.lab
     texts = {task.id: bench.region(task) for task in lab.tasks}
     level, _ = sandbox.required()
@@ -282,16 +282,18 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
         copied(bench.root, clean, child_files(bench.root, lab), lab.files)
         grader = Grader(root=bench.root, lab=lab, clean=clean, seeds=SEEDS, level=level, check_names=False)
 
-        def graded(name: str, task: LabTask) -> Grade:
-            return grader.judged(name, Submission(regions=texts | {task.id: hostile_text(name)}))
+        def graded(hostile: dict[str, LabTask]) -> Grade:
+            wrong = {task.id: hostile_text(name) for name, task in hostile.items()}
+            return grader.judged(" and ".join(hostile), Submission(regions=texts | wrong))
 
-        tasks = [lab.tasks[number % len(lab.tasks)] for number in range(len(HOSTILE))]
+        names = list(HOSTILE)  # a part of the tasks at once: those of a submission are apart
+        halves = [dict(zip(names[:3], lab.tasks)), dict(zip(names[3:], reversed(lab.tasks)))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            grades = list(pool.map(graded, HOSTILE, tasks))
-        for name, task, grade in zip(HOSTILE, tasks, grades):
-            if grade.automatic != full - task.points.total:
-                points = f"{grade.automatic} points, expected {full - task.points.total}"
-                yield f"{name} in {task.id}: {points}; {grade.messages}"
+            for hostile, grade in zip(halves, pool.map(graded, halves)):
+                expected = full - sum(task.points.total for task in hostile.values())
+                if grade.automatic != expected:
+                    where = ", ".join(f"{name} in {task.id}" for name, task in hostile.items())
+                    yield f"{where}: {grade.automatic} points, expected {expected}; {grade.messages}"
 
 
 QUICK_RULES = (

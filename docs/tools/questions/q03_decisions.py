@@ -218,17 +218,31 @@ def numbers(rows: Rows) -> dict[str, Any]:
     for instances, rate in dict.fromkeys((point["instances"], point["rate"]) for point, _ in rows):
         about, name = {"instances": instances, "rate": rate}, f"{instances}_{rate}"
         paths = {
-            "read": "taken", "median": "choose_cpu_us.p50", "own": "choose_cpu_us.p99",
+            "sent": "sent", "read": "taken", "median": "choose_cpu_us.p50", "own": "choose_cpu_us.p99",
             "clock": "choose_us.p99", "late": "late_ms.p99", "cpu": "cpu_us",
             "collector": "collector_ms",
         }  # fmt: skip
         of = {what: rows.seeds(path, **about).middle for what, path in paths.items()}
         found |= {f"{what}_{name}": one for what, one in of.items()} | {f"most_{name}": 1e6 / of["cpu"]}
         found[f"choosing_{name}"] = rows.seeds("choosing", **about)
-        cells = [f"{of['read']:,.0f}", *(f"{of[one]:,.0f} us" for one in ("median", "own", "clock"))]
+        cells = [
+            f"{of['sent']:,.0f}",
+            f"{of['read']:,.0f}",
+            *(f"{of[one]:,.0f} us" for one in ("median", "own", "clock")),
+        ]
         lines.append([f"{instances}", f"{rate:,}", *cells, f"{of['late']:,.0f} ms", f"{of['cpu']:,.0f} us"])
     in_time = [rate for rate in RATES if found[f"read_64_{rate}"] > 0.95 * rate]
-    heads = ["instances", "asked/s", "read/s", "decision", "P99", "P99 by clock", "late P99", "CPU/request"]
+    heads = [
+        "instances",
+        "asked/s",
+        "sent/s",
+        "read/s",
+        "decision",
+        "P99",
+        "P99 by clock",
+        "late P99",
+        "CPU/request",
+    ]
     return found | {
         "table": table(heads, lines), "rate": RATES[-1], "holds": max(in_time, default=0), "seconds": SECONDS,
         "collector": max(found[f"collector_64_{rate}"] for rate in RATES), "prompts": PROMPTS,
@@ -246,6 +260,8 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
         "decisions are the smaller part of the time": max(of["choosing_64_10000"]) < 0.25,
         "a late decision is early enough for a prefill": of["own_64_10000"] < 20_000,
         "rates do not make decisions dearer": of["median_64_10000"] < 1.5 * of["median_64_250"],
+        "at low rates it keeps up by the clock": of["holds"] > 0,
+        "the socket holds the sender back": of["sent_64_10000"] < 0.8 * of["rate"],
         "all requests that were read have ended": of["ended"] == 1,
         "the turn is within the sweep": of["holds"] < of["rate"],
         "the collector stops it for longer than any percentile": 1000 * of["collector"]

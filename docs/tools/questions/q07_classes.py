@@ -153,6 +153,7 @@ def numbers(rows: Rows) -> dict[str, Any]:
             found[f"live_{name}_{share * 100:.0f}"] = 1000 * rows.seeds(f"{name}.mean", live=share).middle
     heads = [f"{what}, {rate:g}/s" for rate in BATCH_RATES for what in ("chat", "job's P99")]
     return found | {
+        "harmed": sum(a > b for a, b in zip(found["chat_95"], found["chat_0"])),
         "best": best, "shares": table(["share", "chat", "batch"], shares),
         "queues": table(["queue", *heads], queues),
     }  # fmt: skip
@@ -168,6 +169,16 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
         "the job pays nothing for it": of[f"batch_{best}"].middle < 1.02 * of["batch_0"].middle,
         "too large a share harms chat": of["chat_95"].middle > 1.5 * of["chat_0"].middle,
         "and the job": of["batch_95"].middle > 1.3 * of["batch_0"].middle,
+        "in most seeds, and in one all shares gain": of["harmed"] == 2
+        and any(
+            all(of[f"chat_{share}"][seed] < of["chat_0"][seed] for share in (25, 50, 75, 85, 95))
+            for seed in range(of["seeds"])
+        ),
+        "slow ageing keeps chat as fast as SRPT": all(
+            min(of[f"chat_mean_aged_003_{rate}"].middle, of[f"chat_mean_aged_01_{rate}"].middle)
+            < 1.02 * of[f"chat_mean_srpt_{rate}"].middle
+            for rate in (15, 18)
+        ),
         "at a low rate the order does not matter": of[f"{late}_srpt_10"].middle
         < 1.1 * of[f"{late}_fcfs_10"].middle,
         "SRPT starves under overload": min(of[f"{late}_srpt_18"]) > max(of[f"{late}_fcfs_18"]),

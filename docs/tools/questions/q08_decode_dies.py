@@ -105,9 +105,15 @@ def numbers(rows: Rows) -> dict[str, Any]:
     step_s = rows.seeds("tpot_s", system="restart", shape="chat", gbps=LINKS[0], dies=False)
     return found | {
         "pauses": table(["KV from", *heads], pauses), "prices": table(["KV from", *costs], prices),
+        "pages_turn": max((gbps for gbps in LINKS if _lasts(found, "pages", gbps)), default=0),
         "requests": REQUESTS, "nodes": NODES, "seeds": len(SEEDS), "turns": max(slow, default=0),
         "step_ms": 1000 * step_s.middle, "long": SHAPES["documents"][0],
     }  # fmt: skip
+
+
+def _lasts(found: dict[str, Any], system: str, gbps: int) -> bool:
+    """Tell whether the pool's pause is longer than that of another source, with each seed."""
+    return min(found[f"pause_pool_64_documents_{gbps}"].over(found[f"pause_{system}_documents_{gbps}"])) > 1
 
 
 def claims(of: dict[str, Any]) -> dict[str, bool]:
@@ -122,6 +128,15 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
         "and of long answers": max(of["pause_pool_64_reasoning_400"])
         < min(of["pause_pool_2048_reasoning_400"]),
         "slow links turn it": 0 < of["turns"] < 50,
+        "pages turn it on faster links": of["turns"] < of["pages_turn"] < 400,
+        "on the slowest links, too": min(
+            of["pause_pool_64_documents_25"].over(of["pause_pages_documents_25"])
+        )
+        > 1,
+        "with larger blocks the pool is nearly as fast for documents": max(
+            of["pause_pool_2048_documents_400"]
+        )
+        < 1.2 * min(of["pause_pool_64_documents_400"]),
         "all answers end later": min(of["e2e_pool_64"]) > of["e2e_restart"].middle,
         "for chat, too": min(of["pause_pool_64_chat_25"]) > max(of["pause_restart_chat_25"]),
         "storing as blocks fill costs no time": max(of["tpot_pool_64_chat"]) < 1.01,

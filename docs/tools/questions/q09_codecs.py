@@ -172,6 +172,7 @@ def _of_model(rows: Rows) -> dict[str, Any]:
         below = f"{8e-3 * saved / extra.middle:.0f}" if saved and extra.middle > 0 else "any" if saved else ""
         rates = [f"{plain / us.middle / 1e3:.1f}" for us in (encode, decode)]
         kernels.append([name, *rates, below])
+        found["encode_16"] = Seeds(plain / us / 2e3 for us in times["int8"][0])
         found |= {f"encode_{name}": Seeds(plain / us / 1e3 for us in encode), f"below_{name}": below}
     return found | {
         "codecs": table(["codec", "bytes per token", *heads, *more], lines),

@@ -137,6 +137,8 @@ def numbers(rows: Rows) -> dict[str, Any]:
     return found | {
         "table": table(heads, lines), "cells": len(cells), "requests": rows[0][0]["requests"],
         "enough": min(one for one in FACTORS if np.mean(found[f"exact_replays_{10 * one:.0f}"]) > 85),
+        "ended": len(cells) - found["longer"],
+        "tight_replays": found[f"exact_replays_{10 * FACTORS[0]:.0f}"],
         "seeds": len(SEEDS), "tight": FACTORS[0], "loose": FACTORS[-1], "share": 100 * SHARE,
         "simulations": MOST_SIMULATIONS, "divide": DIVIDE, "live_rate": LIVE_RATE,
     }  # fmt: skip

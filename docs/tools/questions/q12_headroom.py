@@ -127,6 +127,9 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
         "the bound says more than the own work only without time to spare": of["turns_bound"] >= 100,
         "order helps": of["mean_srpt_90"].middle < 0.9 * of["mean_fcfs_90"].middle,
         "one queue helps as well": of["mean_shortest_90"].middle < 0.8 * of["mean_srpt_90"].middle,
+        "late binding gives less than the order": of["mean_fcfs_90"].middle - of["mean_central_90"].middle
+        < of["mean_fcfs_90"].middle - of["mean_srpt_90"].middle,
+        "and helps in each order": of["mean_central_90"].middle < 0.9 * of["mean_fcfs_90"].middle,
         "the tail pays for it": of["p99_srpt_90"].middle > of["p99_fcfs_90"].middle,
         "live, the order helps too": 1 < of["live_srpt"] < of["live_fcfs"],
     }

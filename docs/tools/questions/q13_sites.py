@@ -126,13 +126,18 @@ def _copied(rows: Rows) -> dict[str, Any]:
     heads = [word for gbps in links for word in (f"at {gbps} Gbit/s", "sent")]
     kept = [found[f"second_{copies}_{gbps}"] for copies in list(COPIES)[2:] for gbps in links]
     hits = {name: rows.seeds("hit_rate.all", evicts=name) for name in rows.values("evicts")}
-    evictions = [
-        [name, f"{hits[name].middle:.3f}", f"{rows.seeds('ttft_s.mean', evicts=name).middle:.2f} s"]
-        for name in hits
+    ttft = {name: rows.seeds("ttft_s.mean", evicts=name) for name in hits}
+    ratios = [(name, hits[name].over(hits["lru"]), ttft[name].over(ttft["lru"])) for name in hits]
+    evictions = [[name, *(f"{one:.2f} ({one.spread:.2f})" for one in both)] for name, *both in ratios]
+    evictions[0] = [
+        "lru",
+        f"{hits['lru']:.0%} ({hits['lru'].spread:.0%})",
+        f"{ttft['lru']:.2f} s ({ttft['lru'].spread:.2f})",
     ]
     best = max(hits, key=lambda name: hits[name].middle)
     return found | {
-        "copies_table": table(["copies", *heads], lines), "copying": Seeds(one.middle for one in kept),
+        "copies_table": table(["copies", *heads], lines),
+        "copying": Seeds(one for each in kept for one in each),
         "eviction_table": table(["eviction", "reused", "TTFT"], evictions), "best_eviction": best,
         "eviction_gain": hits[best].over(hits["lru"]), "lfu_gain": hits["lfu"].over(hits["lru"]),
         "narrow": links[0], "middle": links[1], "wide": links[-1],
@@ -166,7 +171,13 @@ def _far(rows: Rows) -> dict[str, Any]:
             f"{found[f'closed_{gbps}']:,}",
         ])  # fmt: skip
     heads = ["uplink", *(f"{one:,}" for one in thresholds), "no threshold", "closed form"]
-    return found | {"far_table": table(heads, lines), "far_narrow": links[0], "far_wide": links[-1]}
+    free = min((gbps for gbps in links if found[f"own_{gbps}"].middle <= 1), default=0)
+    return found | {
+        "free": free,
+        "far_table": table(heads, lines),
+        "far_narrow": links[0],
+        "far_wide": links[-1],
+    }
 
 
 def _prices() -> dict[str, Any]:
@@ -198,7 +209,9 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
         "it does not grow with the uplink": of[f"best_{links[0]}"] >= of[f"best_{links[-1]}"],
         "the closed form names it, or the next one": max(near_by) <= 1,
         "both ends are slower": min(*of[f"all_s_{links[0]}"], *of[f"few_s_{links[0]}"]) > 1.5,
-        "the policy's own choice is good on wide uplinks": of[f"own_{links[-1]}"].middle < 1.1,
+        "the policy's own choice is as good from the middle on": of["free"] == links[1],
+        "and better on the widest": max(of[f"own_{links[-1]}"]) < 1,
+        "on the narrowest it is worse": min(of[f"own_{links[0]}"]) > 1,
     }  # fmt: skip
 
 

@@ -150,6 +150,7 @@ def claims(of: dict[str, Any]) -> dict[str, bool]:
             for kind in KINDS_PLAYED
         ),
         "a limit of size costs agents most of their hits": max(of["hits_size_agents_50"]) < 0.6,
+        "in a pool for a fifth, too": max(of["hits_size_agents_20"]) < 0.5,
         "and changes nothing for chat from a tenth on": abs(of["written_size_chat_10"].middle - 1) < 0.01,
         "SSDs take less than a fifth of the blocks": all(max(of[f"saves_at_{gb}"]) < 0.2 for gb in NODE_GB),
         "and links less in small pools": max(of[f"far_gb_at_{NODE_GB[0]}"]) < 0.85,
