@@ -228,7 +228,7 @@ class ServeConfig:
     tenants: Clients with API keys of their own in JSON, as {"alice": {"key": "...", "class": "batch"}}. In a
         TOML file: [tenants.NAME]. Prefer the variable MOONCAKE_LITE_TENANTS.
     record: Write every event of the control plane to a new file, for `mooncake-lite replay-events`. The file
-        contains keys, lengths, digests and names of tenants, and no text.
+        contains keys, lengths, digests and names of tenants and sessions, and no text of prompts and answers.
     speculate: Drafts for sequences that decode, checked several at a time; answers stay the same.
         prompt-lookup: what followed in the text when its last tokens stood there before; off: none, but for
         requests that ask. With engine=emulated the part of drafts that shall be accepted, as 0.6.

@@ -18,7 +18,7 @@ from mooncake_lite.control import events as ev
 from mooncake_lite.control.books import Books
 from mooncake_lite.control.dispatch import Dispatcher
 from mooncake_lite.control.grants import Grant
-from store.books.hints import Owner
+from store.books.hints import MOST_OWNERS, Owner
 from store.errors import PoolFull, UnknownObject
 from store.objects import PoolObject
 from store.ranking import Ranking
@@ -79,8 +79,8 @@ class Hints:
     counts      (verb, outcome) -> hints
     _noted      keys of all sessions
     _sessions   tenant -> session -> keys and digests of its latest prompt, the longest quiet first
-    _pins       key -> (digest, {tenant: end}), of blocks that hints have pinned hard
-    _due        number of a deferred prefetch, or (tenant, key) of a pin -> when it is begun, or ends
+    _pins       key -> (digest, {owner: end}), of blocks that hints have pinned hard
+    _due        number of a deferred prefetch, or (owner, key) of a pin -> when it is begun, or ends
     _deferred   number -> the deferred prefetch
     """
 
@@ -92,22 +92,25 @@ class Hints:
         self.counts = Counter[tuple[str, str]]()
         self._noted = 0
         self._sessions: OrderedDict[str, OrderedDict[str, tuple[list[int], list[int]]]] = OrderedDict()
-        self._pins: dict[int, tuple[int, dict[str, float]]] = {}
+        self._pins: dict[int, tuple[int, dict[Owner, float]]] = {}
         self._due = Ranking[Any]()
         self._deferred: dict[int, _Prefix] = {}
         self._last = 0
 
     def note_session(self, arrived: ev.RequestArrived) -> None:
         """Note which prefix a session has, for hints that name the session alone."""
-        if not (arrived.session and arrived.keys):
-            return
-        own = self._sessions.setdefault(arrived.tenant, OrderedDict())
-        self._sessions.move_to_end(arrived.tenant)
-        before, _ = own.pop(arrived.session, ([], []))
-        own[arrived.session] = arrived.keys, arrived.digests
-        self._noted += len(arrived.keys) - len(before)
+        if arrived.session and arrived.keys:
+            self._note((arrived.tenant, arrived.session), arrived.keys, arrived.digests)
+
+    def _note(self, owner: Owner, keys: list[int], digests: list[int]) -> None:
+        tenant, session = owner
+        own = self._sessions.setdefault(tenant, OrderedDict())
+        self._sessions.move_to_end(tenant)
+        before, _ = own.pop(session, ([], []))
+        own[session] = keys, digests
+        self._noted += len(keys) - len(before)
         if len(own) > MOST_SESSIONS:
-            self._forget_session(arrived.tenant)
+            self._forget_session(tenant)
         while self._noted > MOST_NOTED or len(self._sessions) > MOST_TENANTS:
             self._forget_session(next(iter(self._sessions)))
 
@@ -121,12 +124,18 @@ class Hints:
     # ------------------------------------------------------------------------------ hints
 
     def on_arrived(self, hint: ev.HintArrived, now: float) -> None:
-        """Do what a hint asks for, as far as it may be done, and answer it."""
-        keys, digests = hint.keys, hint.digests
-        if not keys:
-            sessions = self._sessions.get(hint.tenant, OrderedDict())
-            keys, digests = sessions.get(hint.session, (keys, digests))
-        prefix = _Prefix((hint.tenant, hint.session), keys, digests, hint.class_id)
+        """Do what a hint asks for, as far as it may be done, and answer it.
+
+        A hint that names a longer prefix of its session, such as the prompt and its answer, is noted.
+        """
+        keys, digests, owner = hint.keys, hint.digests, (hint.tenant, hint.session)
+        noted = self._sessions.get(hint.tenant, OrderedDict()).get(hint.session)
+        if not keys and noted is not None:
+            keys, digests = noted
+        elif noted is not None and len(keys) == len(digests) and keys[: len(noted[0])] == noted[0]:
+            self._note(owner, keys, digests)
+        prefix = _Prefix(owner, keys, digests, hint.class_id)
+        self._directory.end_holds(now)
         done = self._refusal(hint, prefix) or getattr(self, f"_{hint.verb}")(hint, prefix, now)
         self.counts[hint.verb, done.outcome] += 1
         answer = hint.hint_id, hint.gateway, done.outcome, len(keys), done.affected, done.lasts_s, done.reason
@@ -152,7 +161,8 @@ class Hints:
             return _rejected(f"{words}, or none of a whole block")
         if not self._directory.takes_hints():
             return _rejected("only the eviction policy lru without shares of classes follows hints")
-        if not self._may(hint.tenant) and not (hint.verb == "pin" and seconds == 0):
+        ends = hint.verb == "demote" or (hint.verb == "pin" and seconds == 0)
+        if not self._may(hint.tenant) and not ends:
             return _rejected("earlier hints of this tenant have cost as much as they may, or may still do so")
         return None
 
@@ -186,22 +196,37 @@ class Hints:
 
     def _demote(self, hint: ev.HintArrived, prefix: _Prefix, now: float) -> _Done:
         """Have the blocks evicted first that no other needs."""
-        blocks = self._directory.leading(prefix.keys, prefix.digests)
-        self._unpin(hint.tenant, prefix.keys)
-        taken = self._directory.demote(prefix.owner, blocks, self._may(hint.tenant))
+        directory, tenant = self._directory, hint.tenant
+        blocks = directory.leading(prefix.keys, prefix.digests)
+        held = directory.held[tenant]
+        ended = self._unpin(prefix.owner, prefix.keys)
+        most = max(0, self._may(tenant) - directory.waiting(tenant))
+        taken = directory.demote(prefix.owner, blocks, most)
         if not blocks:
             return _Done("accepted", 0, "none of its blocks is in memory")
-        reason = f"{taken} of {len(blocks)} blocks in memory are evicted next; others share or hold the rest"
+        why = (
+            "others share or hold the rest"
+            if taken < most
+            else "the hints of this tenant may displace no more"
+        )
+        reason = f"{taken} of {len(blocks)} blocks in memory are evicted next; {why}"
+        if not (taken or ended or directory.held[tenant] < held):
+            return _rejected(reason)
         return _Done("accepted" if taken == len(prefix.keys) else "clipped", taken, reason)
 
     def _share(self, hint: ev.HintArrived, prefix: _Prefix, now: float) -> _Done:
         """Copy the blocks to further stores, into space that is free or was not used for long."""
         blocks = self._directory.leading(prefix.keys, prefix.digests)
-        most = self._may(hint.tenant) // hint.copies
-        named = [(obj.key or 0, obj.digest) for obj in blocks[:most]]
+        if not blocks:
+            return _rejected("none of its blocks is in memory")
+        few = [obj for obj in blocks if len(obj.copies or [obj]) <= hint.copies]
+        if not few:
+            return self._clipped(prefix, len(blocks), len(blocks), 0.0, "")
+        named = [(obj.key or 0, obj.digest) for obj in few[: self._may(hint.tenant) // hint.copies]]
         if not named:
-            few = f"{hint.copies} copies of a block are more than the hints of this tenant may displace now"
-            return _rejected(few if blocks else "none of its blocks is in memory")
+            return _rejected(
+                f"{hint.copies} copies of a block are more than the hints of this tenant may displace now"
+            )
         besides = {obj.rank for obj in blocks[:1]}
         copied = self._dispatcher.copies.share(hint.tenant, named, besides, hint.copies, now)
         if not copied:
@@ -213,14 +238,16 @@ class Hints:
     # ------------------------------------------------------------------------------ pins
 
     def _pin(self, hint: ev.HintArrived, prefix: _Prefix, now: float) -> _Done:
-        """Pin blocks hard until a time, or take the pins of a tenant off."""
+        """Pin blocks hard until a time, or end what the owner has pinned or retained."""
+        owner = prefix.owner
         if hint.seconds == 0:
-            return _Done("accepted", self._unpin(hint.tenant, prefix.keys), "its pins are off")
+            self._directory.end_hold(owner, prefix.keys)
+            return _Done("accepted", self._unpin(owner, prefix.keys), "its pins are off")
         lasts_s = MOST_S if hint.seconds is None else hint.seconds
         blocks, end = self._directory.leading(prefix.keys, prefix.digests), now + lasts_s
         find = self._directory.find
         self.forget_pins([key for key in self._pins if not ((obj := find(key)) and obj.hard_pinned())])
-        own = sum(hint.tenant in ends for _, ends in self._pins.values())
+        own = sum(any(tenant == hint.tenant for tenant, _ in ends) for _, ends in self._pins.values())
         most = min(int(PINNED_SHARE * self._blocks) - len(self._pins), self._may(hint.tenant) - own)
         new = taken = 0
         for obj in blocks:
@@ -232,20 +259,21 @@ class Hints:
         for obj in blocks[:taken]:
             if obj.key is not None and (obj.key in self._pins or not obj.hard_pinned()):
                 _, ends = self._pins.setdefault(obj.key, (obj.digest, {}))
-                ends[hint.tenant] = max(end, ends.get(hint.tenant, 0.0))
-                self._due.rank((hint.tenant, obj.key), ends[hint.tenant])
+                if owner in ends or len(ends) < MOST_OWNERS:
+                    ends[owner] = max(end, ends.get(owner, 0.0))
+                    self._due.rank((owner, obj.key), ends[owner])
                 self._directory.pin(obj.key, obj.digest, hard=True)
         limit = f"at most {max(0, most)} more blocks may be pinned now"
         return self._clipped(prefix, len(blocks), taken, lasts_s, limit)
 
-    def _unpin(self, tenant: str, keys: Sequence[int]) -> int:
-        """Take the pins of a tenant off; return how many there were."""
+    def _unpin(self, owner: Owner, keys: Sequence[int]) -> int:
+        """Take the pins of an owner off; return how many there were."""
         ended = 0
         for key in keys:
             _, ends = self._pins.get(key, (0, {}))
-            if ends.pop(tenant, None) is not None:
+            if ends.pop(owner, None) is not None:
                 ended += 1
-                self._due.discard((tenant, key))
+                self._due.discard((owner, key))
                 if not ends:
                     self._lift(key)
         return ended
@@ -265,8 +293,8 @@ class Hints:
     def forget_pins(self, keys: Sequence[int]) -> None:
         """Leave the pins of blocks as they are: an operator has changed them, or the blocks are gone."""
         for key in keys:
-            for tenant in self._pins.pop(key, (0, {}))[1]:
-                self._due.discard((tenant, key))
+            for owner in self._pins.pop(key, (0, {}))[1]:
+                self._due.discard((owner, key))
 
     # ------------------------------------------------------------------------------ loads ahead of time
 
@@ -280,8 +308,14 @@ class Hints:
         load_s = self._costs.mean_load_s("ssd", count * self._config.block_layout.nbytes)
         wait_s = needed_s - 2 * load_s - EARLY_S
         prefix = prefix._replace(until=now + needed_s + LATE_S)
-        if wait_s <= 0 and self._load(prefix, missing, now):
-            return _Done("accepted", count, "its blocks on SSD are being read")
+        first = self._first(missing, self._may(hint.tenant))
+        if wait_s <= 0 and self._load(prefix, first, now):
+            taken = sum(map(len, first.values()))
+            if taken == count:
+                return _Done("accepted", count, "its blocks on SSD are being read")
+            return _Done(
+                "clipped", taken, f"{taken} of {count} blocks on SSD are read: no more may be displaced"
+            )
         if sum(one.owner[0] == hint.tenant for one in self._deferred.values()) >= MOST_DEFERRED:
             return _rejected(f"{MOST_DEFERRED} prefetches of this tenant wait already")
         wait_s = max(wait_s, AGAIN_S)
@@ -299,13 +333,19 @@ class Hints:
                 missing.setdefault(hit.rank, []).append(place)
         return missing
 
+    @staticmethod
+    def _first(missing: dict[int, list[int]], most: int) -> dict[int, list[int]]:
+        """Return these places without those behind the first `most` of all."""
+        left = set(sorted(place for places in missing.values() for place in places)[:most])
+        found = {rank: [place for place in places if place in left] for rank, places in missing.items()}
+        return {rank: places for rank, places in found.items() if places}
+
     def _load(self, prefix: _Prefix, missing: dict[int, list[int]], now: float) -> bool:
-        """Have blocks read from SSD. Returns False when there is no space for them, or too little trust."""
+        """Have blocks read from SSD, and hold those before them. Returns whether there is space for any."""
         keyed, tenant = self._dispatcher.room.keyed, prefix.owner[0]
-        self._hold(prefix, self._directory.leading(prefix.keys, prefix.digests), prefix.until)
+        if missing:
+            self._hold(prefix, self._directory.leading(prefix.keys, prefix.digests), prefix.until)
         for rank, places in missing.items():
-            if len(places) > self._may(tenant):
-                return False
             keys = [prefix.keys[place] for place in places]
             digests = [prefix.digests[place] for place in places]
             parents = [prefix.keys[place - 1] if place else None for place in places]
@@ -324,7 +364,7 @@ class Hints:
             load = _Load(prefix, owner, len(by_segment))
             for part in by_segment:
                 self._order_load(load, rank, part, now)
-        return True
+        return bool(missing)
 
     def _order_load(self, load: _Load, rank: int, made: list[PoolObject], now: float) -> None:
         """Have a tier read blocks into their places, which are all in one segment."""
@@ -378,15 +418,16 @@ class Hints:
     def on_time(self, now: float) -> None:
         """End pins, and begin deferred prefetches, whose time has come."""
         for tenant in self._directory.take_ended():
-            self._unpin(tenant, list(self._pins))
+            for owner in {one for _, ends in self._pins.values() for one in ends if one[0] == tenant}:
+                self._unpin(owner, list(self._pins))
         while self._due and self._due.key(due := self._due.first()) <= now:
             self._due.remove(due)
             if isinstance(due, tuple):
                 self._unpin(due[0], [due[1]])
                 continue
             prefix = self._deferred.pop(due)
-            missing = self._on_ssd(prefix, now)
-            if missing and now < prefix.until - LATE_S and not self._load(prefix, missing, now):
+            missing, most = self._on_ssd(prefix, now), self._may(prefix.owner[0])
+            if missing and now < prefix.until and not self._load(prefix, self._first(missing, most), now):
                 self._deferred[due] = prefix
                 self._due.rank(due, now + AGAIN_S)
 

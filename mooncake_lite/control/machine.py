@@ -298,7 +298,7 @@ class Control:
     def _on_command(self, command: ev.PoolCommand, now: float) -> None:
         """Carry out a pool command, once the pool is known."""
         if self._succession.is_over:
-            if command.what == "pin":
+            if command.what == "pin" and all(map(self.directory.find, command.keys)):  # else it changes none
                 self.hints.forget_pins(command.keys)
             self._commands.on_command(command, now)
         else:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal, get_args
 
 from mooncake_lite.control.asked import Verb
+from mooncake_lite.control.hints import MOST_S
 from mooncake_lite.workloads.traces import Trace
 
 Kind = Literal["none", "agents", "wrong", "random"]
@@ -68,8 +69,8 @@ class Hints:
         said: list[Said] = []
         if alive:  # also if the next turn waits already
             said += [
-                ("retain", alive, self._factor * pause_s + self._more_s, True),
-                ("prefetch", alive, pause_s, True),
+                ("retain", alive, min(MOST_S, self._factor * pause_s + self._more_s), True),
+                ("prefetch", alive, min(MOST_S, pause_s), True),
             ]
         if alive < full:
             said.append(("demote", full, 0.0, False))

@@ -7,8 +7,7 @@ tenant are followed while `Trust` lets it. Explained in docs/explain/hints.md.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Sequence
 
 from store.allocator import Extent, padded_size
 from store.books.general import GeneralVerbs
@@ -21,6 +20,7 @@ from store.objects import NO_CLASS, Found, ObjectState, PoolObject, Wanted
 from store.policies.contract import BlockFacts
 from store.policies.hinted import Hinted
 from store.policies.lru import LRU
+from store.ranking import Ranking
 
 Owner = tuple[str, str]
 """Tenant and session of a hint; session "" where it named keys."""
@@ -28,6 +28,9 @@ Owner = tuple[str, str]
 
 NEW = -1
 """The number of a copy that is allocated now, and has none yet."""
+
+MOST_OWNERS = 64
+"""That hold or pin one block. Each change of it looks at all of them, so further ones are not noted."""
 
 LATER_S = 1e-6
 """By which a block counts as needed later than the one before it: on all segments the last ones go first."""
@@ -39,7 +42,7 @@ class HintVerbs(GeneralVerbs):
     trust      the accounts of tenants; None before the first hint
     held       tenant -> number of keys that it holds
     _holds     key -> owner -> end, of held keys; all are visible
-    _ends      heap of (end, key, owner); those that are not in _holds are outdated
+    _ends      the holds by their ends
     _demoted   visible key -> tenant that demoted it
     expected   key of an object that is written for a hint -> its tenant
     _copied    object ids of copies for hints: without these, LRU would have space for as many further keys
@@ -61,7 +64,7 @@ class HintVerbs(GeneralVerbs):
         if self.trust is None:
             self.held = Counter[str]()
             self._holds: dict[int, dict[Owner, float]] = {}
-            self._ends: list[tuple[float, int, Owner]] = []
+            self._ends = Ranking[tuple[int, Owner]]()
             self._demoted: dict[int, str] = {}
             self.expected: dict[int, str] = {}
             self._copied: set[int] = set()
@@ -82,6 +85,10 @@ class HintVerbs(GeneralVerbs):
         tenant, taken = owner[0], list[PoolObject]()
         for obj in blocks:
             assert obj.key is not None
+            held_by = self._holds.get(obj.key, {})
+            if len(held_by) >= MOST_OWNERS and owner not in held_by:
+                taken.append(obj)
+                continue
             if not self._holds_of(obj.key, tenant):
                 if self.held[tenant] >= most:
                     break
@@ -90,7 +97,7 @@ class HintVerbs(GeneralVerbs):
             ends = self._holds.setdefault(obj.key, {})
             if end > ends.get(owner, 0.0):
                 ends[owner] = end
-                heappush(self._ends, (end, obj.key, owner))
+                self._ends.rank((obj.key, owner), end)
             taken.append(obj)
         for obj in reversed(taken):  # the last blocks of a prefix are evicted first
             self._rank(obj.key or 0)
@@ -100,11 +107,9 @@ class HintVerbs(GeneralVerbs):
         """Evict visible blocks of a prefix before all others, the last ones first; return how many.
 
         Blocks stay that were used after the last one, which others share; that others hold; or are pinned.
-        The owner holds none of them any longer. most: blocks of this tenant that may wait for their eviction,
-        those of earlier hints among them.
+        The owner holds none of them any longer. most: blocks that may be demoted.
         """
         demoted = 0
-        most -= sum(one == owner[0] for one in self._demoted.values())
         for obj in reversed(blocks):
             assert obj.key is not None
             self._drop(obj.key, owner)
@@ -115,6 +120,15 @@ class HintVerbs(GeneralVerbs):
             self._rank(obj.key)
             demoted += 1
         return demoted
+
+    def waiting(self, tenant: str) -> int:
+        """Return how many blocks that this tenant demoted wait for their eviction."""
+        return sum(one == tenant for one in self._demoted.values())
+
+    def end_hold(self, owner: Owner, keys: Iterable[int]) -> None:
+        """End what an owner holds of these keys."""
+        for key in keys:
+            self._drop(key, owner)
 
     def allocate_for(
         self, tenant: str, owner: str, wanted: Sequence[Wanted], now: float, rank: int
@@ -171,6 +185,7 @@ class HintVerbs(GeneralVerbs):
     def _drop(self, key: int, owner: Owner) -> None:
         """End the hold of an owner."""
         if self._holds.get(key, {}).pop(owner, None) is not None:
+            self._ends.remove((key, owner))
             self.held[owner[0]] -= not self._holds_of(key, owner[0])
             if not self._holds[key]:
                 del self._holds[key]
@@ -195,10 +210,8 @@ class HintVerbs(GeneralVerbs):
         """End the holds whose time is over, and all hints of tenants that may not have any."""
         if self.trust is None:
             return
-        while self._ends and self._ends[0][0] <= now:
-            end, key, owner = heappop(self._ends)
-            if self._holds.get(key, {}).get(owner) == end:
-                self._drop(key, owner)
+        while self._ends and self._ends.key(first := self._ends.first()) <= now:
+            self._drop(*first)
         while self.trust.broke:
             tenant, _ = self.trust.broke.popitem()
             self._ended = (*self._ended, tenant)
@@ -250,9 +263,16 @@ class HintVerbs(GeneralVerbs):
         """Return the number of keys that the pool has, or would have without what hints take from others."""
         return len(self._visible) + len(self.expected) + len(self._copied)
 
-    def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
+    def _revoke(self, obj: PoolObject, now: float, writer_may_live: bool, writer: int | None) -> None:
+        self._expect_no_more(obj)
+        super()._revoke(obj, now, writer_may_live, writer)
+
+    def _expect_no_more(self, obj: PoolObject) -> None:
         if self.trust is not None and obj.state is ObjectState.WRITING and obj.owner.startswith("hint/"):
             self.expected.pop(obj.key or 0, None)
+
+    def _remove(self, obj: PoolObject, *, evicted: bool = False) -> None:
+        self._expect_no_more(obj)
         super()._remove(obj, evicted=evicted)
         if self.trust is not None:
             self._copied.discard(obj.object_id)
@@ -267,7 +287,10 @@ class HintVerbs(GeneralVerbs):
             if len(left) == 1:  # it takes no space besides that of its key
                 self._copied.discard(left[0].object_id)
             return
-        for tenant in dict.fromkeys(owner[0] for owner in self._holds.pop(key, ())):
+        owners = self._holds.pop(key, {})
+        for owner in owners:
+            self._ends.remove((key, owner))
+        for tenant in dict.fromkeys(tenant for tenant, _ in owners):
             self.held[tenant] -= 1
         tenant_of = self._demoted.pop(key, None)
         if evicted:
@@ -284,6 +307,7 @@ class HintVerbs(GeneralVerbs):
             assert all(len(visible_copies(obj)) > 1 for obj in copied if obj.state is ObjectState.VISIBLE)
             assert self._holds.keys() | self._demoted.keys() <= self._visible.keys()
             assert self._holds.keys().isdisjoint(self._demoted)
+            assert len(self._ends) == sum(map(len, self._holds.values()))
             of_keys = [dict.fromkeys(tenant for tenant, _ in ends) for ends in self._holds.values()]
             tenants = Counter(tenant for of_key in of_keys for tenant in of_key)
             assert tenants == +self.held

@@ -184,6 +184,57 @@ def test_an_operator_takes_the_pins_of_hints_over() -> None:
     assert [plane.control.directory.find(key).hard_pinned() for key in (1, 2)] == [True, False]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("command", [{"keys": [1, 99], "hard": True}, {"keys": [1], "soft_s": 60.0}])
+def test_a_command_that_changes_no_hard_pin_leaves_the_pins_of_hints(command: dict[str, Any]) -> None:
+    plane = filled(40)
+    plane.hint("pin", [1], seconds=1.0)
+    plane.on(ev.PoolCommand(1, "pin", **command))
+    plane.now += 2.0
+    plane.on(ev.Tick())
+    assert not plane.control.directory.find(1).hard_pinned()  # type: ignore[union-attr]
+
+
+def test_a_session_ends_its_own_pins_and_holds_and_no_others() -> None:
+    plane = filled(40)
+    plane.hint("pin", [1, 2])
+    plane.hint("pin", [1, 2, 3], session="x")
+    assert answer_of(plane.hint("demote", [1, 2, 3, 4], session="x"))[:2] == ("clipped", 2)
+    assert [plane.control.directory.find(key).hard_pinned() for key in (1, 2, 3)] == [True, True, False]  # type: ignore[union-attr]
+    assert plane.control.directory.held[""] == 2
+    assert answer_of(plane.hint("pin", [1, 2], seconds=0.0)) == ("accepted", 2, 2)
+    assert plane.control.directory.held[""] == 0
+
+
+def test_a_tenant_that_may_displace_no_more_may_still_give_back() -> None:
+    plane = filled(40)
+    plane.hint("retain", [1, 2], seconds=60.0)
+    trust = plane.control.directory.trust
+    assert trust is not None
+    trust._owe("", 0.9 * trust._allowance)
+    assert plane.hint("retain", [3], seconds=60.0).outcome == "rejected"
+    answer = plane.hint("demote", [1, 2])
+    assert answer_of(answer) == ("clipped", 0, 2)
+    assert "displace no more" in answer.reason
+    assert plane.control.directory.held[""] == 0
+    assert plane.hint("demote", [1, 2]).outcome == "rejected", "nothing was left to end"
+
+
+def test_holds_that_are_over_count_no_more_while_nothing_is_allocated() -> None:
+    plane = filled(40)
+    plane.hint("retain", [1, 2], session="x", seconds=1.0)
+    plane.now += 10.0
+    assert answer_of(plane.hint("demote", [1, 2])) == ("accepted", 2, 2)
+
+
+def test_a_session_is_its_prompt_and_the_answer_that_its_hints_have_named() -> None:
+    plane = Hinted(40)
+    plane.serve_session("a", [1, 2], "x", "")
+    plane.hint("retain", [1, 2, 3], session="x", seconds=1.0)
+    assert plane.hint("retain", [], session="x", seconds=1.0).blocks == 3
+    plane.hint("retain", [1], session="x", seconds=1.0)
+    assert plane.hint("retain", [], session="x", seconds=1.0).blocks == 3, "[1] is not longer"
+
+
 def test_pins_of_blocks_that_were_removed_count_no_more() -> None:
     plane = filled(20)
     assert plane.hint("pin", [1, 2]).outcome == "accepted"
@@ -253,6 +304,25 @@ def test_a_prefetch_without_space_waits_for_it() -> None:
     assert only(fx.LoadBlocks, plane.on(ev.Tick())).keys == [1, 2, 3]
 
 
+def test_a_prefetch_for_now_that_finds_no_space_is_tried_again() -> None:
+    plane = Hinted(4, [1, 2, 3], costs=COSTS)
+    plane.arrive("busy", 64 * 4)
+    assert plane.hint("prefetch", [1, 2, 3]).outcome == "deferred"
+    plane.now += 1.0
+    assert not any(isinstance(effect, fx.LoadBlocks) for effect in plane.on(ev.Tick()))
+    plane.on(ev.RequestCancelled("busy"))
+    plane.on(ev.RequestFailed(1, 0, "busy", 1, "cancelled"))
+    plane.now += 1.0
+    assert only(fx.LoadBlocks, plane.on(ev.Tick())).keys == [1, 2, 3]
+
+
+def test_a_prefetch_of_more_than_a_tenant_may_displace_reads_the_first_blocks() -> None:
+    plane = Hinted(40, [1, 2, 3, 4, 5, 6], costs=COSTS)
+    effects = plane.hinted("prefetch", [1, 2, 3, 4, 5, 6])
+    assert answer_of(only(fx.HintAnswered, effects)) == ("clipped", 4, 6)
+    assert only(fx.LoadBlocks, effects).keys == [1, 2, 3, 4]
+
+
 def test_a_block_that_a_tier_has_damaged_is_not_asked_for_again() -> None:
     plane, effects = prefetching()
     order = only(fx.LoadBlocks, effects)
@@ -270,6 +340,14 @@ def test_late_bytes_of_a_prefetch_reach_no_other_block() -> None:
     plane.on(ev.BlocksLoaded(3, 0, order.number, *failed))
     assert plane.bytes_in("quarantined") == 2 * LAYOUT.nbytes
     assert plane.in_dram([1, 2, 3]) == [3]
+
+
+def test_a_block_whose_prefetch_was_slow_can_be_prefetched_again() -> None:
+    plane, effects = prefetching()
+    order = only(fx.LoadBlocks, effects)
+    plane.on(ev.BlocksLoaded(3, 0, order.number, [False] * 3, [[]] * 3, 0.1, "slow", may_still_write=True))
+    assert not plane.control.directory.expected
+    assert only(fx.LoadBlocks, plane.hinted("prefetch", [1, 2, 3])).keys == [1, 2, 3]
 
 
 def test_a_prefetch_that_is_lost_frees_its_space() -> None:

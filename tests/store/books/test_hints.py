@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from store.books.hints import MOST_OWNERS
 from store.books.trust import ALLOWANCE, FIRST_RISK, LEAST_RISK, PAID_OFF
 from store.directory import Directory
 from store.errors import CopyExists, PoolFull
@@ -287,3 +288,25 @@ def test_a_tenant_with_wrong_hints_loses_what_it_holds_and_another_does_not() ->
 
     assert not pool.directory.held["a"]
     assert pool.directory.held["b"] == 1
+
+
+def test_a_hold_that_is_lengthened_again_and_again_takes_no_more_memory() -> None:
+    pool = Pool(4)
+    pool.use(1, 2)
+    for second in range(1, 5_000):
+        pool.hold(A, [1, 2], float(second))
+    assert len(pool.directory._ends._heap) < 200
+    pool.directory.end_holds(pool.now + 5_000.0)
+    assert pool.directory.held[A[0]] == 0
+    pool.directory.check()
+
+
+def test_many_sessions_that_share_a_prompt_leave_its_blocks_with_few_owners() -> None:
+    pool = Pool(4)
+    pool.use(1, 2)
+    for number in range(3 * MOST_OWNERS):
+        assert pool.hold((f"tenant {number % 2}", f"{number}"), [1, 2], 10.0 + number) == 2
+    assert len(pool.directory._holds[1]) == MOST_OWNERS
+    pool.directory.check()
+    pool.directory.end_holds(pool.now + 10.0 + 3 * MOST_OWNERS)
+    assert not pool.directory._holds
