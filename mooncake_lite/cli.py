@@ -170,6 +170,8 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"this command needs the package {package}, which this environment lacks: run `make venv`"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: Python cannot read this file: {error.msg}"
     return f"this is a bug: {type(error).__name__}: {error} (MOONCAKE_LITE_DEBUG=1 shows where)"
 
 

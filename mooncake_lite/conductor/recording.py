@@ -1,8 +1,8 @@
 """Recordings: every event of a run's control plane, its time, and a digest of its effects.
 
 Written by the conductor role (`serve --record FILE`), read by `mooncake-lite replay-events`. It holds keys,
-lengths, digests and names of tenants and sessions, no text of prompts. Explained in docs/explain/control.md. The file, integers
-little-endian:
+lengths, digests, names of tenants and sessions, and no text of prompts. Explained in docs/explain/control.md.
+The file, integers little-endian:
 
     0     8        16           16 + n
     | magic | frame | frame | ...        magic   "MLEVENT\n"

@@ -27,7 +27,7 @@ def failures(lab: Lab, grades: Sequence[Grade], class_name: str) -> TableTrace:
     """
     rows = []
     for task in lab.ids:
-        tested = [grade.scores[task] for grade in grades if grade.scores[task].tests]
+        tested = [grade.scores[task] for grade in grades if grade.scores[task].state == "graded"]
         failed = Counter(
             sentence for seen in tested for sentence in {name.partition(" [")[0] for name in seen.failed}
         )

@@ -76,6 +76,9 @@ def grade(
     lab.must_be_graded()
     if not out.parent.is_dir():
         raise LabError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
+    pages = out.with_suffix("")
+    if pages == out or (pages.exists() and not pages.is_dir()):
+        raise LabError(f"--out {out}: pages go to the folder {pages}; name a file such as grades.csv instead")
     most = sum(task.points.total for task in lab.tasks)
     warn = partial(click.echo, err=True)
     grades = grade_folder(root, lab, submissions, seed, jobs=jobs, trusted=trusted, told=told, warn=warn)
@@ -111,6 +114,7 @@ def release(
     if out is None and autograder is None:
         raise click.UsageError("nothing to write; name a folder with --out, or an archive with --autograder")
     if out is not None:
+        out = out.resolve()
         files = write(root, lab, class_name, seed, out)
         click.echo(f"wrote {files} files to {out}; keep the seed: grading needs it")
         _add_reference(root, lab, out)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import pytest
 
+from mooncake_lite.errors import LabError
 from mooncake_lite.labs.asking import Child, Stopped, in_words, task_child
 from mooncake_lite.labs.child import Raised
 from mooncake_lite.labs.lab import Lab, find_root, lab_in
@@ -86,6 +87,7 @@ class Outcome(msgspec.Struct):
     files    {file: digest} of what the children have imported
     traces   {task: what a picture of its last failure shows}
     stopped  {task: why its child was killed or has died}
+    broken   why a child could not be started; no student can be to blame
     """
 
     cases: list[Case] = []
@@ -93,6 +95,7 @@ class Outcome(msgspec.Struct):
     files: dict[str, str] = {}
     traces: dict[str, Any] = {}
     stopped: dict[str, str] = {}
+    broken: str = ""
 
     def add(self, other: Outcome) -> None:
         """Take in what a run of other tests came to."""
@@ -119,7 +122,11 @@ class Session:
             given = self.lab.resources
             if run.seconds:
                 given = msgspec.structs.replace(given, seconds=run.seconds)
-            self._children[task] = task_child(Path(run.tree), driver, given, level=run.level, gpu=run.gpu)
+            try:
+                self._children[task] = task_child(Path(run.tree), driver, given, level=run.level, gpu=run.gpu)
+            except (LabError, OSError) as error:
+                self.outcome.broken = str(error)
+                raise
         return self._children[task]
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ INNER = ("gi_", "cr_", "ag_", "tb_", "f_", "co_")
 """How attributes of generators, coroutines, tracebacks, frames and code begin: they lead to all names."""
 FORMATS = ("format", "format_map")
 """Methods of a text that read any attribute that the text names, however the text is put together."""
+RUNS_TEXT = ("testing", "f2py", "ctypeslib")
+"""Parts of NumPy that run a text or a library as code."""
 TYPES = {name for name in vars(builtins) if isinstance(getattr(builtins, name), type)} | {"OrderedDict"}
 """Types that counting objects inherit from: `dict.get(books, key)` would read the books uncounted."""
 BUILTINS = "__builtins__"
@@ -63,6 +65,8 @@ def _uses(body: list[ast.stmt], foreign: set[str], private: set[str]) -> Iterato
             yield line, f"changes the outer name {', '.join(node.names)}"
         elif isinstance(node, ast.Name) and (node.id in foreign or node.id == BUILTINS):
             yield line, f"uses the name {node.id}, which the sheet does not list for this task"
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and _is_type(node.value):
+            yield line, f"gives a type another name, {ast.unparse(node)}; use its own"
         for name in _attributes(node):
             if name.startswith("_") and name not in private - {BUILTINS}:
                 why = "no name that begins with _ may follow a dot, unless the sheet lists it for this task"
@@ -71,6 +75,8 @@ def _uses(body: list[ast.stmt], foreign: set[str], private: set[str]) -> Iterato
                 yield line, f"uses {name}, an attribute of Python's own frames and code"
             elif name in FORMATS:
                 yield line, f"uses {name}, which can read private attributes; write an f-string"
+            elif name in RUNS_TEXT:
+                yield line, f"uses {name}, a part of NumPy that can run any code"
             elif _is_of_type(node):
                 yield line, f"uses {name} of a type; call it as a method of the object"
 
@@ -84,9 +90,13 @@ def _attributes(node: ast.AST) -> list[str]:
     return []
 
 
+def _is_type(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Name) and node.id in TYPES
+
+
 def _is_of_type(node: ast.AST) -> bool:
     """Tell whether a node is a method of a type, such as dict.get; dict.fromkeys makes a new object."""
     match node:
-        case ast.Attribute(ast.Name(of), name):
-            return of in TYPES and not name.startswith("from")
+        case ast.Attribute(of, name):
+            return _is_type(of) and not name.startswith("from")
     return False

@@ -150,6 +150,8 @@ def write_reference(root: Path, lab: Lab, out: Path) -> int:
     rows = played(out, lab, root, NO_MODEL, "the reference")
     rows = [replace(one, seconds=None, gain="") if one.how == "timed" else one for one in rows]
     (out / lab.folder / REFERENCE).write_bytes(msgspec.json.encode(rows))
+    for picture in (out / lab.folder).glob("run.*.svg"):  # of this machine, too
+        picture.unlink()
     return len(rows)
 
 
@@ -180,7 +182,11 @@ def played(root: Path, lab: Lab, tree: Path, model: str, who: str) -> list[Playe
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise LabError(f"{who} failed: {lines[-1]}; mooncake-lite labs check {lab.number} may say why")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Played])
+    try:
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=list[Played])
+    except (IndexError, msgspec.MsgspecError):
+        why = "its last line is not the rows: a region prints without a new line, or ends the program"
+        raise LabError(f"{who} cannot be read: {why}") from None
 
 
 def packages(lab: Lab) -> list[str]:

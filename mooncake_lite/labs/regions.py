@@ -207,7 +207,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+    return len(line := line.expandtabs()) - len(line.lstrip())
 
 
 def _with_comments(lines: list[str], end: int, indent: int) -> int:
@@ -223,7 +223,10 @@ def _with_comments(lines: list[str], end: int, indent: int) -> int:
 
 
 def _find_in_lines(lines: list[str], function: str) -> Span:
-    """Find a body in a file that Python cannot parse: the lines that are indented more than their `def`."""
+    """Find a body in a file that Python cannot parse: the lines that are indented more than their `def`.
+
+    Comments within it may stand anywhere.
+    """
     *classes, name = function.split(".")
     start = 0
     for owner in classes:
@@ -237,6 +240,8 @@ def _find_in_lines(lines: list[str], function: str) -> Span:
     for number in range(first, len(lines)):
         if lines[number].strip():
             if _indent(lines[number]) <= outer:
+                if lines[number].startswith("#"):
+                    continue
                 break
             end = number + 1
     return Span(first, end, outer + 4)

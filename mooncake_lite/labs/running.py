@@ -115,6 +115,8 @@ def _outcomes(
     if code == NOTHING_COLLECTED or not all(path.exists() for path in results):
         raise LabError(f"nothing was tested: {_last_words(said)}")
     outcomes = [_OUTCOME.decode(path.read_bytes()) for path in results]
+    if broken := next((outcome.broken for outcome in outcomes if outcome.broken), ""):
+        raise LabError(f"the tests of lab {lab.number} cannot run: {broken}")
     if code not in (0, 1) or not all(outcome.cases for outcome in outcomes):
         raise LabError(f"the tests of lab {lab.number} cannot run: {_last_words(said)}")
     return outcomes

@@ -199,6 +199,11 @@ def test_a_table_that_cannot_be_written_stops_before_anything_is_graded(tmp_path
     grade = ["grade", str(tmp_path), "--lab", "2", "--seed", "x"]
     with pytest.raises(LabError, match="there is no folder"):
         labs(*grade, "--out", str(tmp_path / "no/x.csv"))
+    with pytest.raises(LabError, match="pages go to the folder"):
+        labs(*grade, "--out", str(tmp_path / "grades"))
+    (tmp_path / "grades").touch()
+    with pytest.raises(LabError, match="name a file such as"):
+        labs(*grade, "--out", str(tmp_path / "grades.csv"))
 
 
 def test_a_grader_that_fails_on_one_submission_goes_on_with_the_next(

@@ -142,6 +142,15 @@ def test_a_release_has_the_numbers_of_the_reference_and_no_seconds_of_its_machin
     assert write_reference(ROOT, lab, out) == 1
     (row,) = released(out, lab)
     assert (row.how, row.seconds, row.reused > 0, "SIEVE finds" in row.gain) == ("counted", None, True, True)
+    play = out / lab.folder / "play.py"
+    play.write_text(
+        "from pathlib import Path\n(Path(__file__).parent / 'run.reference.svg').touch()\nprint('x [')"
+    )
+    with pytest.raises(LabError, match="a region prints without a new line"):
+        write_reference(ROOT, lab, out)
+    play.write_text(play.read_text().replace("x [", "[]"))
+    assert write_reference(ROOT, lab, out) == 0
+    assert not list(play.parent.glob("run.*.svg"))
 
 
 @pytest.mark.quick

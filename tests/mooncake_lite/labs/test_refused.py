@@ -18,9 +18,11 @@ from mooncake_lite.labs import (
     commands,
     grading,
     instructor_commands,
+    judging,
     lowering,
     playing,
     regions,
+    running,
     sandbox,
     starting,
     tidy,
@@ -29,7 +31,7 @@ from mooncake_lite.labs import (
 )
 from mooncake_lite.labs.asking import Stopped
 from mooncake_lite.labs.gates import MOST_CHARACTERS, look_at
-from mooncake_lite.labs.judging import Counted, Judge, Outcome
+from mooncake_lite.labs.judging import Counted, Judge, Outcome, Run, Session
 from mooncake_lite.labs.lab import FOLDER, _problem, find_root, lab_in, read_lab
 from mooncake_lite.labs.lowering import FAILED, Lowered
 from mooncake_lite.labs.scores import TaskScore
@@ -267,6 +269,23 @@ def test_how_a_private_test_ended_is_not_told_to_a_student(seed: str, told: str)
     with pytest.raises(pytest.fail.Exception, match="exit code 37"):
         Judge(session, "2a", "name", seed).ask("call", {}, int)
     assert outcome.stopped == {"2a": told}
+
+
+def test_a_child_that_cannot_be_started_is_no_failed_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(Run(str(ROOT), 2, {"public": 1}, "none", ""), ROOT)
+    monkeypatch.setattr(judging, "task_child", Mock(side_effect=sandbox.SandboxRefused("no space")))
+    with pytest.raises(sandbox.SandboxRefused):
+        session.child("2a")
+    assert "no space" in session.outcome.broken
+    refused = msgspec.json.encode(session.outcome)
+
+    def pytest_run(root: Path, folder: Path, arguments: list[str]) -> tuple[int, str]:
+        (folder / "results.json").write_bytes(refused)
+        return 1, ""
+
+    monkeypatch.setattr(running, "_pytest", pytest_run)
+    with pytest.raises(LabError, match=r"the tests of lab 2 cannot run: .*no space"):
+        running.run_tests(ROOT, LAB, ["2a"], ROOT, {"public": 1}, level="none")
 
 
 def test_a_cost_above_the_limit_is_told_beside_the_prediction() -> None:

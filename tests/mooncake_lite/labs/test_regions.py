@@ -65,6 +65,10 @@ def test_a_region_put_back_gives_the_same_file(task) -> None:
 def test_a_region_is_found_in_a_file_that_python_cannot_parse() -> None:
     broken = SOURCE.replace("return 1", "return (1")
     assert regions.body(broken, "Pool.size") == "        # why\n        return (1\n"
+    with_comment = broken.replace("        # why", "#   debug")
+    assert regions.body(with_comment, "Pool.size") == "#   debug\n        return (1\n"
+    with_tabs = broken.replace("        return (1", "\t\treturn (1")
+    assert regions.body(with_tabs, "Pool.size").endswith("return (1\n")
 
 
 def test_a_function_that_was_renamed_is_missed_by_name() -> None:
@@ -156,6 +160,9 @@ def test_a_body_is_refused_as_too_deep_where_python_itself_cannot_read_it(deep: 
         ("dict.get(self.used, 1)", "uses get of a type; call it as a method of the object"),
         ("int.bit_count(1)", "uses bit_count of a type"),
         ("self.free._asked = 0", "private attribute _asked"),
+        ("kind = dict", "gives a type another name, kind = dict"),
+        ("held = [kind := int]", "gives a type another name"),
+        ("held.testing.measure('1')", "uses testing, a part of NumPy that can run any code"),
     ],
 )
 def test_a_region_uses_only_names_that_are_listed(line: str, says: str) -> None:

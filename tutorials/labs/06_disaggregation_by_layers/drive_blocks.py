@@ -378,7 +378,6 @@ class Reader:
             "failed_reads": task.failed_reads,
             "by_layers": task.by_layers,
             "loading": self.state.loading is not None,
-            "free_pages": len(self.state.pages.free),
             "kv": self.rank.kv_of(task) if task.sequence.pages else [],
             "problem": problem,
         }

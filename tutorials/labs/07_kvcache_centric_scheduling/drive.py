@@ -46,11 +46,24 @@ def _counted(name: str) -> Any:
     return operation
 
 
+def _read_whole(name: str) -> Any:
+    """Of the number or text that comes from this, every bit can be read uncounted."""
+    real = getattr(int, name)
+
+    def operation(self: int, *given: Any) -> Any:
+        CountedBits.count += self.bit_length()
+        return real(self, *given)
+
+    return operation
+
+
 BINARY = ("and", "or", "xor", "lshift", "rshift", "sub", "add", "mul", "floordiv", "mod", "divmod")
 OPERATIONS = [f"__{reverse}{name}__" for name in BINARY for reverse in ("", "r")]
 OPERATIONS += ["__invert__", "__neg__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"]
 for _name in (*OPERATIONS, "__abs__", "__pos__", "__round__", "conjugate", "to_bytes", "bit_count"):
     setattr(CountedBits, _name, _counted(_name))
+for _name in ("__int__", "__index__", "__format__", "__str__", "__repr__"):
+    setattr(CountedBits, _name, _read_whole(_name))
 CountedBits.real = CountedBits.numerator = property(_counted("__pos__"))  # type: ignore[assignment]
 CountedBits.__hash__ = int.__hash__  # type: ignore[method-assign]
 

@@ -12,8 +12,6 @@ from mooncake_lite.labs.judging import Judge
 from .ranks import MOST_WRONG, Rows, kv, rank, task, tokens_of, wrong_cells
 
 Given = dict[str, Any]
-SPARE = 40
-"""Pages that no task has."""
 
 
 class Seen(msgspec.Struct):
@@ -30,7 +28,6 @@ class Seen(msgspec.Struct):
     failed_reads: int
     by_layers: bool
     loading: bool
-    free_pages: int
     kv: Rows
     problem: str
 
