@@ -88,15 +88,16 @@ def check(root: Path, lab: Lab, tasks: Sequence[LabTask], say: Say, *, gpu: bool
 def _tried(
     root: Path, lab: Lab, tasks: Sequence[LabTask], tree: Path, seeds: Mapping[str, int]
 ) -> tuple[Outcome, Lowered]:
-    """Run the tests of these tasks and lower their kernels, side by side."""
+    """Run the tests of these tasks in a run for each processor, and lower their kernels beside them."""
+    runs = min(len(tasks), os.cpu_count() or 1)
 
-    def one(task: LabTask) -> Outcome:
-        return run_tests(root, lab, [task.id], tree, seeds, level="none")
+    def run(number: int) -> Outcome:
+        return run_tests(root, lab, [task.id for task in tasks[number::runs]], tree, seeds, level="none")
 
     outcome = Outcome()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(runs + 1) as pool:
         lowered = pool.submit(lower, tree, lab, tasks, level="none")
-        for seen in pool.map(one, tasks):
+        for seen in pool.map(run, range(runs)):
             outcome.add(seen)
         return outcome, lowered.result()
 
