@@ -287,7 +287,7 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
             return grader.judged(" and ".join(hostile), Submission(regions=texts | wrong))
 
         names = list(HOSTILE)  # a part of the tasks at once: those of a submission are apart
-        halves = [dict(zip(names[:3], lab.tasks)), dict(zip(names[3:], reversed(lab.tasks)))]
+        halves = [dict(zip(names[::2], lab.tasks)), dict(zip(names[1::2], reversed(lab.tasks)))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for hostile, grade in zip(halves, pool.map(graded, halves)):
                 expected = full - sum(task.points.total for task in hostile.values())
