@@ -418,7 +418,8 @@ class Hints:
     def on_time(self, now: float) -> None:
         """End pins, and begin deferred prefetches, whose time has come."""
         for tenant in self._directory.take_ended():
-            for owner in {one for _, ends in self._pins.values() for one in ends if one[0] == tenant}:
+            own = [one for _, ends in self._pins.values() for one in ends if one[0] == tenant]
+            for owner in dict.fromkeys(own):
                 self._unpin(owner, list(self._pins))
         while self._due and self._due.key(due := self._due.first()) <= now:
             self._due.remove(due)
