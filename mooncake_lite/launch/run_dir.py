@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,9 @@ SOCKET_PATH_LIMIT = 107
 
 LONGEST_SOCKET = 32
 """Bytes kept free for the name of a socket in the folder, "/tokens-gateway-0" and its like."""
+
+TRIES = 3
+"""To make a folder in one base."""
 
 FORSAKEN_S = 60.0
 """A folder without a lock file is being made at this moment, unless it is older than this."""
@@ -104,16 +108,19 @@ class RunDir:
 
     @classmethod
     def create(cls) -> RunDir:
-        """A new folder in the first base where its sockets fit. Raises LaunchError when there is none."""
-        problems = []
-        for base in bases():
+        """A new folder in the first base where its sockets fit. Raises LaunchError when there is none.
+
+        It is tried again, because another start that sweeps may lock a folder before its maker does.
+        """
+        problems = dict[Path, str]()
+        for base, _ in product(bases(), range(TRIES)):
             name = f"mooncake-lite.{os.getuid()}.{secrets.token_hex(4)}"
             try:
                 return cls._create_in(base, name)
             except (OSError, LaunchError) as error:
-                problems.append(f"{base}: {getattr(error, 'strerror', None) or error}")
+                problems[base] = f"{base}: {getattr(error, 'strerror', None) or error}"
         raise LaunchError(
-            f"no folder for the cluster's sockets can be made ({'; '.join(problems)}); "
+            f"no folder for the cluster's sockets can be made ({'; '.join(problems.values())}); "
             "set TMPDIR to a short path that is writable"
         )
 

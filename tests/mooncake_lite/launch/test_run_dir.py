@@ -56,6 +56,23 @@ def test_two_clusters_get_two_folders() -> None:
     assert second.path.exists()
 
 
+def test_a_folder_that_another_starts_sweep_has_locked_is_made_anew(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = fcntl.flock, list[int]()
+
+    def taken_once(lock: int, how: int) -> None:
+        calls.append(how)
+        if len(calls) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        real(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", taken_once)
+    run_dir = RunDir.create()
+    assert [path.name for path in base.iterdir()] == [run_dir.path.name]
+    assert run_dir.leave()
+
+
 def test_a_base_whose_path_is_too_long_for_a_socket_is_passed_over(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
