@@ -219,14 +219,13 @@ class Hints:
         blocks = self._directory.leading(prefix.keys, prefix.digests)
         if not blocks:
             return _rejected("none of its blocks is in memory")
-        few = [obj for obj in blocks if len(obj.copies or [obj]) <= hint.copies]
-        if not few:
-            return self._clipped(prefix, len(blocks), len(blocks), 0.0, "")
-        named = [(obj.key or 0, obj.digest) for obj in few[: self._may(hint.tenant) // hint.copies]]
-        if not named:
-            return _rejected(
-                f"{hint.copies} copies of a block are more than the hints of this tenant may displace now"
-            )
+        limit = f"{hint.copies} copies of a block are more than the hints of this tenant may displace now"
+        first = blocks[: self._may(hint.tenant) // hint.copies]
+        if not first:
+            return _rejected(limit)
+        if all(len(obj.copies or [obj]) > hint.copies for obj in first):
+            return self._clipped(prefix, len(blocks), len(first), 0.0, limit)
+        named = [(obj.key or 0, obj.digest) for obj in first]
         besides = {obj.rank for obj in blocks[:1]}
         copied = self._dispatcher.copies.share(hint.tenant, named, besides, hint.copies, now)
         if not copied:
