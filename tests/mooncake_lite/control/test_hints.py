@@ -98,6 +98,19 @@ def test_a_share_that_is_refused_says_why() -> None:
     assert many.reason.startswith("1000000 copies of a block are more than")
 
 
+def test_a_share_of_blocks_that_have_their_copies_has_nothing_left_to_do() -> None:
+    plane = Hinted(40, costs=COSTS, lend=40)
+    plane.serve("a", 256, [1, 2, 3, 4])
+    directory = plane.control.directory
+    for key in (1, 2):
+        found = directory.find(key)
+        assert found is not None
+        _, made = directory.replicate("me", key, key, rank=4 - found.rank, now=plane.now, until=plane.now)
+        directory.put_end(made.object_id, SUMS, plane.now)
+    directory.release("me", plane.now)
+    assert answer_of(plane.hint("share", [1, 2])) == ("accepted", 2, 2)
+
+
 def test_demoted_blocks_go_first() -> None:
     plane = filled(12)
     plane.fill("b", 6)
