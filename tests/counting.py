@@ -37,9 +37,9 @@ KINDS = {
 
 COMPILED, DIVIDED = "compiled kernels", "divided files"
 LIMITS = {
-    "starts of clusters": 50,
+    "starts of clusters": 49,
     "gateway processes": 30,
-    "lab interpreters": 70,
+    "lab interpreters": 66,
     COMPILED: 320,
     DIVIDED: 0,
 }

@@ -286,7 +286,7 @@ def grading_survives_hostile_code(bench: Bench) -> Problems:
             wrong = {task.id: hostile_text(name) for name, task in hostile.items()}
             return grader.judged(" and ".join(hostile), Submission(regions=texts | wrong))
 
-        names = list(HOSTILE)  # a part of the tasks at once: those of a submission are apart
+        names = list(HOSTILE)  # two submissions for all: each task has a child of its own
         halves = [dict(zip(names[::2], lab.tasks)), dict(zip(names[1::2], reversed(lab.tasks)))]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for hostile, grade in zip(halves, pool.map(graded, halves)):

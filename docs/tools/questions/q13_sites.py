@@ -134,14 +134,11 @@ def _copied(rows: Rows) -> dict[str, Any]:
         f"{hits['lru']:.0%} ({hits['lru'].spread:.0%})",
         f"{ttft['lru']:.2f} s ({ttft['lru'].spread:.2f})",
     ]
-    best = max(hits, key=lambda name: hits[name].middle)
     return found | {
         "copies_table": table(["copies", *heads], lines),
         "copying": Seeds(one for each in kept for one in each),
-        "eviction_table": table(["eviction", "reused", "TTFT"], evictions), "best_eviction": best,
-        "eviction_gain": hits[best].over(hits["lru"]), "lfu_gain": hits["lfu"].over(hits["lru"]),
+        "eviction_table": table(["eviction", "reused", "TTFT"], evictions),
         "narrow": links[0], "middle": links[1], "wide": links[-1],
-        "pushed": found[f"sent_push at the 2nd_{links[1]}"],
         "blind": found[f"second_blind_{links[1]}"], "blind_sent": found[f"sent_blind_{links[1]}"],
         "none_sent": found[f"sent_none_{links[1]}"],
     }  # fmt: skip
@@ -175,8 +172,6 @@ def _far(rows: Rows) -> dict[str, Any]:
     return found | {
         "free": free,
         "far_table": table(heads, lines),
-        "far_narrow": links[0],
-        "far_wide": links[-1],
     }
 
 
