@@ -44,7 +44,7 @@ class Dispatcher:
     closes_at   until when requests wait for such ranks; inf while it is not closed
     learning    why no request may begin yet: a new conductor waits for the reports of its ranks; ""
     _full_at    what `Directory.space` counted when a request did not fit into the pool
-    lift_pins   takes off the pins of hints; returns whether there were any
+    lift_pins   takes off the pins of hints, so that nobody waits for them; returns whether there were any
 
     A deferred request starts again when what it lacks was freed. While none was freed since a request did not
     fit into the pool, no other request is tried. Decode ranks that lend memory each have space of their own.
@@ -249,12 +249,12 @@ class Dispatcher:
         except PoolFull as error:
             self._directory.revoke_owner(record.request_id, now)
             record.present = record.present.again(shortage=self.room.shortage(record, error))
-            reason = self.room.never_fits(record, error, now)
-            if reason and not self.lift_pins():
+            reason, lifted = self.room.never_fits(record, error, now), self.lift_pins()
+            if reason and not lifted:
                 self.refuse(record, reason, PINNED_RETRY_S, now)
                 return
             self._state.defer(record.request_id, now)
-            if reason:
+            if lifted:
                 self._state.retry(record.request_id)
                 return
             if self._handover == "pool":

@@ -176,6 +176,14 @@ def test_a_request_that_fits_into_the_pool_takes_pins_off() -> None:
     assert plane.in_dram([1, 2, 3, 4]) == []
 
 
+def test_a_request_that_finds_no_space_does_not_wait_for_pins_of_hints_to_end() -> None:
+    plane = filled(40)
+    plane.hint("pin", [1, 2, 3, 4])
+    plane.prefilled(only(fx.StartPrefill, plane.arrive("first", 64 * 20)))
+    assert only(fx.StartPrefill, plane.arrive("second", 64 * 18)).request_id == "second"
+    assert plane.in_dram([1, 2, 3, 4]) == [1, 2]
+
+
 def test_pins_end_with_all_hints_of_a_tenant_that_has_cost_too_much() -> None:
     plane = filled(40)
     plane.hint("pin", [1, 2], tenant="a")
