@@ -189,7 +189,7 @@ class LLM:
     def pin(
         self, prefix: Prefix = None, *, session: str = "", seconds: float | None = None
     ) -> types.HintAnswer:
-        """Never evict KV, for so many seconds; 0 ends a pin; None: a day."""
+        """Do not evict KV while requests find space, for so many seconds; 0 ends a pin; None: a day."""
         return self._hint("pin", prefix, session, seconds=seconds)
 
     def retain(self, prefix: Prefix = None, *, session: str = "", seconds: float) -> types.HintAnswer:
