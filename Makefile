@@ -40,13 +40,15 @@ help:
 
 # The stamp is newer than everything that decides about the installation. The choice of torch is part of
 # it: its file changes only when the variable does. Python compiles what is imported; all of torch would take
-# half a minute. What every worker of pytest imports is compiled once, by the core that pip leaves idle.
+# half a minute. What every worker of pytest imports is compiled once, by the core that pip leaves idle. Numba is
+# compiled too: children of labs write no compiled files.
 $(STAMP): pyproject.toml constraints.txt Makefile $(VENV)/.torch
 	@$(PIP) install --quiet --upgrade pip
 	@echo "installing $(TORCH)"
 	@$(PIP) install --no-compile '$(TORCH)'
 	@{ $(BIN)/python -m compileall -qq $(filter-out tests tutorials,$(CODE)); $(BIN)/python -c 'import torch'; } > /dev/null 2>&1 & \
 	$(PIP) install --no-compile -c constraints.txt -e '.[test,gpu]'; \
+	$(BIN)/python -c 'import numba.cuda' > /dev/null 2>&1 || :; \
 	wait
 	@touch $@
 
