@@ -44,7 +44,7 @@ class Dispatcher:
     closes_at   until when requests wait for such ranks; inf while it is not closed
     learning    why no request may begin yet: a new conductor waits for the reports of its ranks; ""
     _full_at    what `Directory.space` counted when a request did not fit into the pool
-    lift_pins   takes off the pins of hints, so that nobody waits for them; returns whether there were any
+    lift_pins   takes off the pins of hints when space is short; returns whether there were any
 
     A deferred request starts again when what it lacks was freed. While none was freed since a request did not
     fit into the pool, no other request is tried. Decode ranks that lend memory each have space of their own.

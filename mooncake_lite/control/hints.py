@@ -283,7 +283,7 @@ class Hints:
         self.forget_pins([key])
 
     def lift_pins(self) -> bool:
-        """Take all pins off, because a request finds no space: a hint makes nobody wait."""
+        """Take all pins off. A request has found no space, and must not wait until a hint ends."""
         lifted = list(self._pins)
         for key in lifted:
             self._lift(key)

@@ -176,7 +176,7 @@ def test_a_request_that_fits_into_the_pool_takes_pins_off() -> None:
     assert plane.in_dram([1, 2, 3, 4]) == []
 
 
-def test_a_request_that_finds_no_space_does_not_wait_for_pins_of_hints_to_end() -> None:
+def test_a_request_that_finds_no_space_does_not_wait_until_pins_of_hints_end() -> None:
     plane = filled(40)
     plane.hint("pin", [1, 2, 3, 4])
     plane.prefilled(only(fx.StartPrefill, plane.arrive("first", 64 * 20)))
